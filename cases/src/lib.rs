@@ -1,0 +1,1 @@
+//! What is tried, and the verdict on it.

@@ -1,0 +1,1 @@
+//! Snapshots and exported vectors, and the tests that hold them.

@@ -1,0 +1,1 @@
+//! What is right: number formats, page layouts, reference attention, error bound and comparison.
