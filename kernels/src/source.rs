@@ -93,6 +93,26 @@ impl SourceSet {
         self.files.iter().map(|(name, text)| (name.as_str(), text.as_ref()))
     }
 
+    /// `file` and everything it includes with `#include "…"`, directly or not, sorted by name: exactly the text
+    /// that a compiled instance depends on.
+    ///
+    /// # Errors
+    /// The name of a file that is included (or asked for) and not in the set.
+    pub fn closure<'a>(&'a self, file: &str) -> Result<Vec<(&'a str, &'a str)>, String> {
+        let mut found = BTreeMap::new();
+        let mut waiting = vec![file.to_owned()];
+        while let Some(name) = waiting.pop() {
+            if found.contains_key(name.as_str()) {
+                continue;
+            }
+            let (name, text) = self.files.get_key_value(&name).ok_or(name)?;
+            found.insert(name.as_str(), text.as_ref());
+            let includes = text.lines().filter_map(|line| line.trim_start().strip_prefix("#include \""));
+            waiting.extend(includes.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
+        }
+        Ok(found.into_iter().collect())
+    }
+
     /// The same set with one file's text replaced (or added).
     #[must_use]
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
