@@ -1,0 +1,160 @@
+//! How much rounding error a correct kernel may make.
+//!
+//! With u = 2⁻²⁴, u_P the unit roundoff of the weights P as the kernel keeps them, D the head_dim of K, L the
+//! visible keys, x_j = s_j − m, S_j = |sigma|·Σ_d |q_d c_kjd|, B = |v_scale|·Σ_j w_j |c_vj|, T key tiles of B_T keys
+//! and e = 2⁻²² (hardware exp2), each weight carries a relative error of at most
+//!
+//! ```text
+//! eta_j = (D·2⁻²³ + 4u)·S_j + [softcap c] c·2⁻²¹ + u·|x_j| + T·(u + e) + u·max|x| + e
+//! ```
+//!
+//! and an output element, or the lse, an absolute error of at most
+//!
+//! ```text
+//! E     = u_P·B + |v_scale|·Σ_j w_j·eta_j·|c_vj − mean_v| + (L·2⁻²³ + (B_T + T + 4)·u)·B
+//!         + tau·|v_scale|·Σ_j |c_vj| / l
+//! E_lse = Σ_j w_j·eta_j + L·2⁻²³ + (B_T + T + 4)·u + u·|lse|
+//! ```
+//!
+//! with mean_v = Σ_j w_j c_vj, all times 1 + 2⁻⁷ for what first order leaves out. An error common to all weights
+//! cancels in the quotient, which is why eta meets |c_vj − mean_v| and not |c_vj|.
+
+use crate::request::Head;
+use crate::{Format, OracleError};
+
+/// 2⁻²⁴, the unit roundoff of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+/// 2⁻²², the relative error of a hardware exp2 (within 2 ulp).
+const EXP2_ERROR: f64 = 4.0 * U;
+/// 2⁻²³, the error of one f32 multiply-add relative to the sum of magnitudes, in any order and on tensor cores.
+const ACCUMULATE: f64 = 2.0 * U;
+/// 2⁻²¹, the error of tanh relative to the cap, in the form with an exponential.
+const TANH_ERROR: f64 = 8.0 * U;
+/// What first order leaves out.
+const SECOND_ORDER: f64 = 1.0 + 1.0 / 128.0;
+
+/// How the kernel under judgement rounds: the parameters of the error bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BoundModel {
+    /// Unit roundoff of P as the kernel keeps it between the two products: 2⁻⁸ for bf16, 2⁻¹¹ for f16, 0 for
+    /// f32. A kernel that sums the *rounded* P for the denominator is allowed twice that.
+    pub p_unit_roundoff: f64,
+    /// Largest weight (relative to the row's largest) that rounding P may lose altogether: 2⁻²⁵ for f16,
+    /// 2⁻¹²⁶ otherwise.
+    pub p_underflow: f64,
+    /// Keys that the kernel handles between two rescalings of its running maximum.
+    pub key_tile: usize,
+    /// The inputs lie on an integer grid with a power-of-two scale, so that q·k is exact in f32 and its rounding
+    /// term is dropped.
+    pub grid_inputs: bool,
+    /// V is random with symmetric signs and independent of q and k, so that rounding errors of P add up like a
+    /// random walk: u_P·B becomes 8·u_P·|v_scale|·sqrt(Σ (w_j c_vj)²) where that is less.
+    pub sign_symmetric_v: bool,
+}
+
+impl BoundModel {
+    /// The model of a kernel that keeps P in `p_format` and sums the unrounded P, for arbitrary inputs.
+    #[must_use]
+    pub fn new(p_format: Format, key_tile: usize) -> Self {
+        Self {
+            p_unit_roundoff: if p_format == Format::F32 { 0.0 } else { p_format.unit_roundoff() },
+            p_underflow: if p_format == Format::F16 { 0.5_f64.powi(25) } else { 0.5_f64.powi(126) },
+            key_tile,
+            grid_inputs: false,
+            sign_symmetric_v: false,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), OracleError> {
+        let fraction = |argument: &str, value: f64| match (0.0..1.0).contains(&value) {
+            true => Ok(()),
+            false => Err(OracleError::value(argument, value, "at least 0 and below 1")),
+        };
+        fraction("p_unit_roundoff", self.p_unit_roundoff)?;
+        fraction("p_underflow", self.p_underflow)?;
+        match self.key_tile {
+            0 => Err(OracleError::value("key_tile", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Key tiles, aligned to multiples of `key_tile`, that hold a key of the range.
+    fn tiles(&self, visible: &std::ops::Range<usize>) -> f64 {
+        match visible.is_empty() {
+            true => 0.0,
+            false => ((visible.end - 1) / self.key_tile - visible.start / self.key_tile + 1) as f64,
+        }
+    }
+
+    /// The part of the bound that one row of one head shares among its keys and dims.
+    pub(crate) fn row(
+        &self,
+        head: &Head,
+        k_dim: usize,
+        visible: &std::ops::Range<usize>,
+        max_x: f64,
+    ) -> RowBound {
+        let tiles = self.tiles(visible);
+        let dot = if self.grid_inputs { 0.0 } else { k_dim as f64 * ACCUMULATE };
+        let tanh = head.softcap.map_or(0.0, |cap| cap * TANH_ERROR);
+        RowBound {
+            model: *self,
+            v_scale: head.v_scale.abs(),
+            per_magnitude: dot + 4.0 * U,
+            common: tanh + tiles * (U + EXP2_ERROR) + U * max_x + EXP2_ERROR,
+            sums: visible.len() as f64 * ACCUMULATE + (self.key_tile as f64 + tiles + 4.0) * U,
+        }
+    }
+}
+
+/// Sums over the visible keys that the bound of one output element is made of, all of unscaled V.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ElementSums {
+    /// Σ w_j |c_vj|.
+    pub weighted: f64,
+    /// Σ (w_j c_vj)².
+    pub squares: f64,
+    /// Σ w_j eta_j |c_vj − mean_v|.
+    pub spread: f64,
+    /// Σ |c_vj| / l.
+    pub lost: f64,
+}
+
+/// The bound of one row of one head, up to the sums over its keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowBound {
+    model: BoundModel,
+    v_scale: f64,
+    /// Factor of S_j in eta_j.
+    pub per_magnitude: f64,
+    /// The terms of eta_j that all keys of the row share.
+    pub common: f64,
+    /// L·2⁻²³ + (B_T + T + 4)·u.
+    sums: f64,
+}
+
+impl RowBound {
+    /// eta_j of a key with magnitude S_j and logit x_j below the maximum.
+    #[inline]
+    pub fn eta(&self, magnitude: f64, x: f64) -> f64 {
+        self.per_magnitude * magnitude + U * x.abs() + self.common
+    }
+
+    /// E of one output element.
+    pub fn out(&self, sums: &ElementSums) -> f64 {
+        let mut rounding_p = self.model.p_unit_roundoff * sums.weighted;
+        if self.model.sign_symmetric_v {
+            rounding_p = rounding_p.min(8.0 * self.model.p_unit_roundoff * sums.squares.sqrt());
+        }
+        let terms = rounding_p + sums.spread + self.sums * sums.weighted + self.model.p_underflow * sums.lost;
+        self.v_scale * terms * SECOND_ORDER
+    }
+
+    /// E_lse, from Σ w_j eta_j. An lse of −∞ is exact.
+    pub fn lse(&self, weighted_eta: f64, lse: f64) -> f64 {
+        match lse == f64::NEG_INFINITY {
+            true => 0.0,
+            false => (weighted_eta + self.sums + U * lse.abs()) * SECOND_ORDER,
+        }
+    }
+}
