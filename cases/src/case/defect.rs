@@ -1,0 +1,67 @@
+//! Arguments corrupted on purpose, after valid inputs were made, to see them refused.
+
+/// One corrupted argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Defect {
+    /// `query_start_loc` has one entry too few.
+    QueryStartLocShort,
+    /// `query_start_loc` decreases.
+    QueryStartLocUnsorted,
+    /// `query_start_loc` does not start at 0.
+    QueryStartLocOffset,
+    /// `query_start_loc` ends past the query rows.
+    QueryStartLocPast,
+    /// `seq_lens` has one entry too few.
+    SeqLensShort,
+    /// A negative entry in `seq_lens`.
+    SeqLensNegative,
+    /// An entry of `seq_lens` needs more pages than the table has columns.
+    SeqLensPastTable,
+    /// A block id of −1 where a page is needed.
+    BlockTableNegative,
+    /// A block id equal to the number of pages.
+    BlockTablePast,
+}
+
+impl Defect {
+    /// Every defect.
+    pub const ALL: [Self; 9] = [
+        Self::QueryStartLocShort,
+        Self::QueryStartLocUnsorted,
+        Self::QueryStartLocOffset,
+        Self::QueryStartLocPast,
+        Self::SeqLensShort,
+        Self::SeqLensNegative,
+        Self::SeqLensPastTable,
+        Self::BlockTableNegative,
+        Self::BlockTablePast,
+    ];
+
+    /// The word in a case line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::QueryStartLocShort => "query_start_loc:short",
+            Self::QueryStartLocUnsorted => "query_start_loc:unsorted",
+            Self::QueryStartLocOffset => "query_start_loc:offset",
+            Self::QueryStartLocPast => "query_start_loc:past",
+            Self::SeqLensShort => "seq_lens:short",
+            Self::SeqLensNegative => "seq_lens:negative",
+            Self::SeqLensPastTable => "seq_lens:past-table",
+            Self::BlockTableNegative => "block_table:negative",
+            Self::BlockTablePast => "block_table:past",
+        }
+    }
+
+    /// Parses a word of a case line.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|defect| defect.name() == name)
+    }
+
+    /// Accepted words, for messages.
+    #[must_use]
+    pub fn accepted() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+}
