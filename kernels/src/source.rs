@@ -30,7 +30,14 @@ impl KernelSpec {
     }
 }
 
-const EMBEDDED: &[(&str, &str)] = &[];
+const EMBEDDED: &[(&str, &str)] = &[
+    ("arch.cuh", include_str!("../cuda/arch.cuh")),
+    ("attention.cuh", include_str!("../cuda/attention.cuh")),
+    ("elementary.cuh", include_str!("../cuda/elementary.cuh")),
+    ("formats.cuh", include_str!("../cuda/formats.cuh")),
+    ("scalar.cu", include_str!("../cuda/scalar.cu")),
+    ("store.cu", include_str!("../cuda/store.cu")),
+];
 
 /// A complete set of kernel sources and headers, by file name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,60 @@
+// One-time dequantisation of an fp8 cache into a dense 16-bit scratch, K and V in one launch, values unscaled.
+//
+// The scratch holds one page per request: [num_requests, page (the longest sequence), num_kv_heads, head_dim], so with an
+// identity block table its paged address is its dense address. Slots beyond a sequence's length are not written.
+
+#include "cast.cuh"
+
+#ifndef CODES
+#define CODES 16
+#endif
+
+struct DequantParams {
+    const u8* k;             // pages of the fp8 cache
+    const u8* v;
+    u8* dense_k;             // [num_requests, dense_page, num_kv_heads, head_dim] of TO_FORMAT
+    u8* dense_v;
+    const i32* block_table;
+    const i32* seq_lens;
+    i64 block_table_stride;
+    i64 k_page_stride, k_slot_stride, k_head_stride;
+    i64 v_page_stride, v_slot_stride, v_head_stride;
+    i64 dense_page;          // slots of one request
+    i32 num_kv_heads, head_dim, page_size;
+    i32 page_shift;          // log2 of the page size, or -1
+    i32 tokens_per_block;
+    i32 blocks_per_request;
+};
+
+// Casts CODES consecutive codes.
+ATTEST_DEVICE void dequantise(u8* to, const u8* from) {
+#if CODES == 16
+    const Vec16 raw = load16(from);
+    const u64 low = ATTEST_VEC16_WORD(raw, 0) | static_cast<u64>(ATTEST_VEC16_WORD(raw, 1)) << 32;
+    const u64 high = ATTEST_VEC16_WORD(raw, 2) | static_cast<u64>(ATTEST_VEC16_WORD(raw, 3)) << 32;
+    store16(to, cast_eight<TO_FORMAT, KV_FORMAT>(low));
+    store16(to + 16, cast_eight<TO_FORMAT, KV_FORMAT>(high));
+#else
+    store16(to, cast_eight<TO_FORMAT, KV_FORMAT>(load8(from)));
+#endif
+}
+
+ATTEST_KERNEL(dequantise_dense, DequantParams, 256) {
+    const i32 request = static_cast<i32>(blockIdx.x) / p.blocks_per_request;
+    const i32 first = static_cast<i32>(blockIdx.x) % p.blocks_per_request * p.tokens_per_block;
+    const i32 kv_len = p.seq_lens[request];
+    const i32 tokens = kv_len - first < p.tokens_per_block ? kv_len - first : p.tokens_per_block;
+    const i32 per_head = p.head_dim / CODES;
+    const i32 per_token = p.num_kv_heads * per_head;
+    const i32* const block_table_row = p.block_table + request * p.block_table_stride;
+    for (i32 item = threadIdx.x; item < tokens * per_token; item += 256) {
+        const i32 token = first + item / per_token;
+        const i32 head = item % per_token / per_head, dim = item % per_head * CODES;
+        const i32 column = p.page_shift >= 0 ? token >> p.page_shift : token / p.page_size;
+        const i64 slot = token - column * p.page_size;
+        const i64 page = block_table_row[column];
+        const i64 to = (((request * p.dense_page) + token) * p.num_kv_heads + head) * p.head_dim + dim;
+        dequantise(p.dense_k + to * 2, p.k + page * p.k_page_stride + slot * p.k_slot_stride + head * p.k_head_stride + dim);
+        dequantise(p.dense_v + to * 2, p.v + page * p.v_page_stride + slot * p.v_slot_stride + head * p.v_head_stride + dim);
+    }
+}

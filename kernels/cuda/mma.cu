@@ -1,0 +1,444 @@
+// Flash attention on tensor cores (sm_80 and later) over a paged cache, for bf16 and f16 queries.
+//
+// One instance per query format, cache format, head dim and number of warps; everything else is run-time. Warp w of a
+// block owns packed rows 16w .. 16w + 15 (query position x query head of one KV head) and all keys of its split:
+//
+//   per tile of kKeyTile keys:  S = Q K^T    online softmax in base 2    O = O decay + P V
+//
+// K and V tiles travel by asynchronous copies one whole tile ahead, in two buffers, with one barrier per tile. A cache
+// of the query's own format is copied as it lies. An fp8 cache is copied raw and cast on its way into the tile (the
+// staged arms), at the price of a second barrier.
+//
+// With more than one split, each writes its unnormalised sums and combine.cu merges them.
+//
+// A key that some rows of a tile see and others do not has weight exactly 0 in the others; a finite value there adds
+// nothing, but a NaN or infinite V of such a key does reach them: on a tensor core 0 * NaN is NaN. Keys that no row of
+// the block sees are never read.
+
+#include "cast.cuh"
+#include "softmax.cuh"
+
+#ifndef Q_FORMAT
+#error "define Q_FORMAT: Bf16 or F16"
+#endif
+#ifndef KV_FORMAT
+#error "define KV_FORMAT: Q_FORMAT's own, E4m3 or E5m2"
+#endif
+#ifndef HEAD_DIM
+#error "define HEAD_DIM: a multiple of 16"
+#endif
+#ifndef WARPS
+#error "define WARPS: 1 to 8"
+#endif
+#ifndef KEY_TILE
+#define KEY_TILE 64
+#endif
+// An fp8 cache is cast by the software decoder unless CAST_HARDWARE is defined (sm_89 and later).
+
+constexpr int kWarps = WARPS;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRows = 16 * kWarps;
+constexpr int kKeyTile = KEY_TILE;
+constexpr int kDim = HEAD_DIM;
+constexpr bool kCast = KV_FORMAT::bytes == 1;
+constexpr u32 kFullWarp = 0xffffffffu;
+
+// Rows in shared memory are one 16-byte access apart from a multiple of the dims, so that the eight rows of a matrix
+// load fall into different banks.
+constexpr int kRowBytes = 2 * kDim + 16;
+constexpr int kTileBytes = kKeyTile * kRowBytes;
+constexpr int kRawRowBytes = kDim;
+constexpr int kRawTileBytes = kKeyTile * kRawRowBytes;
+
+static_assert(kDim % 16 == 0, "a matrix instruction takes 16 dims");
+static_assert(kKeyTile % 16 == 0, "a matrix instruction takes 16 keys");
+
+struct MmaParams {
+    AttentionParams attention;
+    float* partial_out;    // [splits, total_q, num_q_heads, head_dim] sums of P V, with splits > 1
+    float* partial_state;  // [splits, total_q, num_q_heads, 2] maximum in base 2 and sum of P
+    i32 row_tiles;         // blocks per request and KV head, splits apart
+    i32 splits;
+    i32 total_q;
+    i32 page_shift;        // log2 of the page size, or -1
+};
+
+// Where the parts of shared memory lie, in bytes.
+struct Shared {
+    static constexpr int rows = 0;  // byte offset of each key row of a tile: two tiles, K and V
+    static constexpr int q = 2 * 2 * kKeyTile * 8;
+    static constexpr int k = q + kRows * kRowBytes;
+    static constexpr int buffers = kCast ? 1 : 2;
+    static constexpr int v = k + buffers * kTileBytes;
+    static constexpr int raw_k = v + buffers * kTileBytes;
+    static constexpr int raw_v = raw_k + (kCast ? 2 * kRawTileBytes : 0);
+    static constexpr int bytes = raw_v + (kCast ? 2 * kRawTileBytes : 0);
+};
+
+// One block's share of the work.
+struct Work {
+    i32 request, kv_head, first_packed, packed_rows, first_query, q_len, kv_len, split;
+    i32 first_tile, end_tile;
+    KeyRange keys;  // what some row of the block sees
+};
+
+// The keys that packed row `packed` sees.
+ATTEST_DEVICE KeyRange packed_row_keys(const AttentionParams& a, i32 packed, i32 q_len, i32 kv_len) {
+    const i32 index = packed / (a.num_q_heads / a.num_kv_heads);
+    const i64 position = static_cast<i64>(kv_len) - q_len + index;
+    return visible_keys(position, kv_len, a.causal, a.window_left, a.window_right);
+}
+
+ATTEST_DEVICE Work find_work(const MmaParams& p) {
+    const AttentionParams& a = p.attention;
+    Work w;
+    const i32 tiles = p.row_tiles * p.splits;
+    const i32 in_request = static_cast<i32>(blockIdx.x) % tiles;
+    w.request = static_cast<i32>(blockIdx.x) / tiles;
+    w.kv_head = static_cast<i32>(blockIdx.y);
+    w.split = in_request % p.splits;
+    // Later rows see more keys under a causal mask: the long blocks start first.
+    w.first_packed = (p.row_tiles - 1 - in_request / p.splits) * kRows;
+    w.first_query = a.query_start_loc[w.request];
+    w.q_len = a.query_start_loc[w.request + 1] - w.first_query;
+    w.kv_len = a.seq_lens[w.request];
+    w.packed_rows = w.q_len * (a.num_q_heads / a.num_kv_heads);
+    if (w.first_packed >= w.packed_rows) {
+        return w;
+    }
+    const i32 last = w.first_packed + kRows < w.packed_rows ? w.first_packed + kRows - 1 : w.packed_rows - 1;
+    // Both ends of a row's range grow with its position, so the first and the last row bound the block's.
+    w.keys = KeyRange{packed_row_keys(a, w.first_packed, w.q_len, w.kv_len).begin,
+                      packed_row_keys(a, last, w.q_len, w.kv_len).end};
+    const i32 begin = w.keys.begin / kKeyTile;
+    const i32 end = w.keys.end > w.keys.begin ? (w.keys.end + kKeyTile - 1) / kKeyTile : begin;
+    const i32 share = (end - begin + p.splits - 1) / p.splits;
+    w.first_tile = begin + w.split * share < end ? begin + w.split * share : end;
+    w.end_tile = w.first_tile + share < end ? w.first_tile + share : end;
+    return w;
+}
+
+// Finds where the key rows of a tile lie in the cache. Keys outside the block's range get -1 and are never read.
+ATTEST_DEVICE void find_key_rows(u8* shared, const MmaParams& p, const Work& w, const i32* block_table_row, i32 tile) {
+    const AttentionParams& a = p.attention;
+    i64* const k_rows = reinterpret_cast<i64*>(shared + Shared::rows) + (tile & 1) * 2 * kKeyTile;
+    for (i32 slot = threadIdx.x; slot < kKeyTile; slot += kThreads) {
+        const i32 key = tile * kKeyTile + slot;
+        i64 k_row = -1, v_row = -1;
+        if (key >= w.keys.begin && key < w.keys.end) {
+            const i32 column = p.page_shift >= 0 ? key >> p.page_shift : key / a.page_size;
+            const i64 in_page = key - column * a.page_size;
+            const i64 page = block_table_row[column];
+            k_row = (page * a.k_page_stride + in_page * a.k_slot_stride) * KV_FORMAT::bytes;
+            v_row = (page * a.v_page_stride + in_page * a.v_slot_stride) * KV_FORMAT::bytes;
+        }
+        k_rows[slot] = k_row;
+        k_rows[kKeyTile + slot] = v_row;
+    }
+}
+
+// Starts the copies of one operand's tile.
+ATTEST_DEVICE void copy_tile(u8* to, const u8* head, const i64* rows) {
+    constexpr int chunks = kDim * KV_FORMAT::bytes / 16;
+    constexpr int row_bytes = kCast ? kRawRowBytes : kRowBytes;
+    ATTEST_UNROLL_FULL
+    for (int item = threadIdx.x; item < kKeyTile * chunks; item += kThreads) {
+        const int row = item / chunks, chunk = item % chunks;
+        const i64 at = rows[row];
+        copy_async16(to + row * row_bytes + chunk * 16, head + (at < 0 ? 0 : at + chunk * 16), at < 0 ? 0 : 16);
+    }
+}
+
+ATTEST_DEVICE void start_tile(u8* shared, const u8* k_head, const u8* v_head, i32 tile) {
+    const i64* const rows = reinterpret_cast<const i64*>(shared + Shared::rows) + (tile & 1) * 2 * kKeyTile;
+    if (kCast) {
+        copy_tile(shared + Shared::raw_k + (tile & 1) * kRawTileBytes, k_head, rows);
+        copy_tile(shared + Shared::raw_v + (tile & 1) * kRawTileBytes, v_head, rows + kKeyTile);
+    } else {
+        copy_tile(shared + Shared::k + (tile & 1) * kTileBytes, k_head, rows);
+        copy_tile(shared + Shared::v + (tile & 1) * kTileBytes, v_head, rows + kKeyTile);
+    }
+}
+
+// Casts one operand's raw tile, eight codes at a time.
+ATTEST_DEVICE void cast_tile(u8* to, const u8* from) {
+    constexpr int chunks = kDim / 8;
+    for (int item = threadIdx.x; item < kKeyTile * chunks; item += kThreads) {
+        const int row = item / chunks, chunk = item % chunks;
+        const u64 codes = load8(from + row * kRawRowBytes + chunk * 8);
+        store16(to + row * kRowBytes + chunk * 16, cast_eight<Q_FORMAT, KV_FORMAT>(codes));
+    }
+}
+
+// Copies the block's rows of q; rows beyond the request's last become zero.
+ATTEST_DEVICE void copy_queries(u8* shared, const AttentionParams& a, const Work& w) {
+    constexpr int chunks = kDim * 2 / 16;
+    const i32 group = a.num_q_heads / a.num_kv_heads;
+    for (int item = threadIdx.x; item < kRows * chunks; item += kThreads) {
+        const int row = item / chunks, chunk = item % chunks;
+        const i32 packed = w.first_packed + row;
+        const bool exists = packed < w.packed_rows;
+        const i64 query = w.first_query + packed / group, head = w.kv_head * group + packed % group;
+        const u8* from = a.q + (exists ? (query * a.q_row_stride + head * a.q_head_stride + chunk * 8) * 2 : 0);
+        copy_async16(shared + Shared::q + row * kRowBytes + chunk * 16, from, exists ? 16 : 0);
+    }
+}
+
+// S = Q K^T for the warp's 16 rows and one tile. Element i of scores[n] is row g + 8 (i / 2), key 8n + 2t + i % 2.
+ATTEST_DEVICE void score_tile(float (&scores)[kKeyTile / 8][4], const u8* q_tile, const u8* k_tile) {
+    const int lane = threadIdx.x % 32;
+    const u8* const q_row = q_tile + (lane % 16) * kRowBytes + lane / 16 * 16;
+    const u8* const k_row = k_tile + (lane / 16 * 8 + lane % 8) * kRowBytes + lane / 8 % 2 * 16;
+    ATTEST_UNROLL_FULL
+    for (int n = 0; n < kKeyTile / 8; ++n) {
+        scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0.0f;
+    }
+    ATTEST_UNROLL_FULL
+    for (int d = 0; d < kDim / 16; ++d) {
+        u32 a[4];
+        load_matrix_x4(a, q_row + d * 32);
+        ATTEST_UNROLL_FULL
+        for (int n = 0; n < kKeyTile / 16; ++n) {
+            u32 b[4];
+            load_matrix_x4(b, k_row + n * 16 * kRowBytes + d * 32);
+            const u32 first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+            mma(Q_FORMAT{}, scores[2 * n], a, first);
+            mma(Q_FORMAT{}, scores[2 * n + 1], a, second);
+        }
+    }
+}
+
+// O += P V for one tile. Element i of out[n] is row g + 8 (i / 2), dim 8n + 2t + i % 2.
+ATTEST_DEVICE void weigh_tile(float (&out)[kDim / 8][4], const float (&weights)[kKeyTile / 8][4], const u8* v_tile) {
+    const int lane = threadIdx.x % 32;
+    const u8* const v_row = v_tile + (lane % 16) * kRowBytes + lane / 16 * 16;
+    ATTEST_UNROLL_FULL
+    for (int j = 0; j < kKeyTile / 16; ++j) {
+        const u32 a[4] = {pack_pair(Q_FORMAT{}, weights[2 * j][0], weights[2 * j][1]),
+                          pack_pair(Q_FORMAT{}, weights[2 * j][2], weights[2 * j][3]),
+                          pack_pair(Q_FORMAT{}, weights[2 * j + 1][0], weights[2 * j + 1][1]),
+                          pack_pair(Q_FORMAT{}, weights[2 * j + 1][2], weights[2 * j + 1][3])};
+        ATTEST_UNROLL_FULL
+        for (int d = 0; d < kDim / 16; ++d) {
+            u32 b[4];
+            load_matrix_x4_transposed(b, v_row + j * 16 * kRowBytes + d * 32);
+            const u32 first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+            mma(Q_FORMAT{}, out[2 * d], a, first);
+            mma(Q_FORMAT{}, out[2 * d + 1], a, second);
+        }
+    }
+}
+
+// One of a thread's two rows.
+struct ThreadRow {
+    KeyRange keys;
+    float max, sum;  // maximum of the raw scores so far; sum of this thread's weights
+};
+
+// Turns raw scores of a tile into weights and returns, per row, the factor that earlier sums need.
+ATTEST_DEVICE void softmax_tile(float (&scores)[kKeyTile / 8][4], ThreadRow (&rows)[2], float to_base_2,
+                                float (&decay)[2]) {
+    ATTEST_UNROLL_FULL
+    for (int r = 0; r < 2; ++r) {
+        float max = rows[r].max;
+        ATTEST_UNROLL_FULL
+        for (int n = 0; n < kKeyTile / 8; ++n) {
+            max = max_keeping_nan(max, max_keeping_nan(scores[n][2 * r], scores[n][2 * r + 1]));
+        }
+        max = max_keeping_nan(max, __shfl_xor_sync(kFullWarp, max, 1));
+        max = max_keeping_nan(max, __shfl_xor_sync(kFullWarp, max, 2));
+        // With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift serves.
+        const float shift = max == negative_infinity() ? 0.0f : -max * to_base_2;
+        decay[r] = exp2_weight(fmaf(rows[r].max, to_base_2, shift));
+        rows[r].max = max;
+        float sum = rows[r].sum * decay[r];
+        ATTEST_UNROLL_FULL
+        for (int n = 0; n < kKeyTile / 8; ++n) {
+            scores[n][2 * r] = exp2_weight(fmaf(scores[n][2 * r], to_base_2, shift));
+            scores[n][2 * r + 1] = exp2_weight(fmaf(scores[n][2 * r + 1], to_base_2, shift));
+            sum += scores[n][2 * r] + scores[n][2 * r + 1];
+        }
+        rows[r].sum = sum;
+    }
+}
+
+// Applies softcap and ALiBi; the scores then carry their whole scale.
+ATTEST_DEVICE void modify_tile(float (&scores)[kKeyTile / 8][4], const AttentionParams& a, const Work& w, i32 tile,
+                               i32 packed, float scale) {
+    const i32 group = a.num_q_heads / a.num_kv_heads;
+    const int lane = threadIdx.x % 32;
+    for (int r = 0; r < 2; ++r) {
+        const i32 row = packed + 8 * r < w.packed_rows ? packed + 8 * r : w.packed_rows - 1;
+        const i64 position = static_cast<i64>(w.kv_len) - w.q_len + row / group;
+        const float slope = a.alibi_slopes ? a.alibi_slopes[w.kv_head * group + row % group] : 0.0f;
+        ATTEST_UNROLL_FULL
+        for (int n = 0; n < kKeyTile / 8; ++n) {
+            const i64 distance = tile * kKeyTile + n * 8 + lane % 4 * 2 - position;
+            scores[n][2 * r] = modify_score(scores[n][2 * r] * scale, a.softcap, slope, distance);
+            scores[n][2 * r + 1] = modify_score(scores[n][2 * r + 1] * scale, a.softcap, slope, distance + 1);
+        }
+    }
+}
+
+ATTEST_DEVICE void mask_tile(float (&scores)[kKeyTile / 8][4], const ThreadRow (&rows)[2], i32 tile) {
+    const i32 first = tile * kKeyTile + static_cast<i32>(threadIdx.x) % 4 * 2;
+    ATTEST_UNROLL_FULL
+    for (int n = 0; n < kKeyTile / 8; ++n) {
+        ATTEST_UNROLL_FULL
+        for (int i = 0; i < 4; ++i) {
+            const i32 key = first + n * 8 + i % 2;
+            if (key < rows[i / 2].keys.begin || key >= rows[i / 2].keys.end) {
+                scores[n][i] = negative_infinity();
+            }
+        }
+    }
+}
+
+ATTEST_DEVICE void decay_out(float (&out)[kDim / 8][4], const float (&decay)[2]) {
+    // Once the maximum has settled the factors are 1, and multiplying by 1 changes no bit.
+    if (!__any_sync(kFullWarp, decay[0] != 1.0f || decay[1] != 1.0f)) {
+        return;
+    }
+    ATTEST_UNROLL_FULL
+    for (int n = 0; n < kDim / 8; ++n) {
+        out[n][0] *= decay[0];
+        out[n][1] *= decay[0];
+        out[n][2] *= decay[1];
+        out[n][3] *= decay[1];
+    }
+}
+
+// Writes one row's pair of neighbouring dims per n.
+ATTEST_DEVICE void write_row(const MmaParams& p, const Work& w, i32 packed, const float (&out)[kDim / 8][4], int r,
+                             float max, float sum, float to_base_2) {
+    const AttentionParams& a = p.attention;
+    const i32 group = a.num_q_heads / a.num_kv_heads;
+    const i64 query = w.first_query + packed / group;
+    const i32 head = w.kv_head * group + packed % group;
+    const int lane = threadIdx.x % 32;
+    const float base_2 = max == negative_infinity() ? max : max * to_base_2;
+    if (p.splits > 1) {
+        const i64 entry = (static_cast<i64>(w.split) * p.total_q + query) * a.num_q_heads + head;
+        float* const to = p.partial_out + entry * kDim + lane % 4 * 2;
+        ATTEST_UNROLL_FULL
+        for (int n = 0; n < kDim / 8; ++n) {
+            store8(to + n * 8, f32_bits(out[n][2 * r]) | static_cast<u64>(f32_bits(out[n][2 * r + 1])) << 32);
+        }
+        if (lane % 4 == 0) {
+            p.partial_state[entry * 2] = base_2;
+            p.partial_state[entry * 2 + 1] = sum;
+        }
+        return;
+    }
+    const float v_scale = a.v_scales ? a.v_scales[w.kv_head] : a.v_scale;
+    const RowEnd end = finish_row(base_2, sum, a.sinks ? a.sinks[head] : negative_infinity(), v_scale);
+    u8* const to = a.out + (query * a.out_row_stride + head * a.out_head_stride + lane % 4 * 2) * 2;
+    ATTEST_UNROLL_FULL
+    for (int n = 0; n < kDim / 8; ++n) {
+        store4(to + n * 16, pack_pair(Q_FORMAT{}, out[n][2 * r] * end.factor, out[n][2 * r + 1] * end.factor));
+    }
+    if (a.lse && lane % 4 == 0) {
+        a.lse[query * a.lse_row_stride + head * a.lse_head_stride] = end.lse;
+    }
+}
+
+ATTEST_KERNEL(mma_attention, MmaParams, kThreads) {
+    ATTEST_SHARED(shared);
+    const AttentionParams& a = p.attention;
+    const Work w = find_work(p);
+    if (w.first_packed >= w.packed_rows) {
+        return;
+    }
+    const i32* const block_table_row = a.block_table + w.request * a.block_table_stride;
+    const u8* const k_head = a.k + w.kv_head * a.k_head_stride * KV_FORMAT::bytes;
+    const u8* const v_head = a.v + w.kv_head * a.v_head_stride * KV_FORMAT::bytes;
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const i32 packed = w.first_packed + warp * 16 + lane / 4;
+    const bool warp_has_rows = w.first_packed + warp * 16 < w.packed_rows;
+    ThreadRow rows[2];
+    ATTEST_UNROLL_FULL
+    for (int r = 0; r < 2; ++r) {
+        rows[r] = ThreadRow{KeyRange{0, 0}, negative_infinity(), 0.0f};
+        if (packed + 8 * r < w.packed_rows) {
+            rows[r].keys = packed_row_keys(a, packed + 8 * r, w.q_len, w.kv_len);
+        }
+    }
+    // The warp's first row begins first and its last row ends last: between them lies all that the warp must compute,
+    // and where its last row has begun and its first not ended, no key is masked.
+    const i32 warp_begin = __shfl_sync(kFullWarp, rows[0].keys.begin, 0);
+    const i32 warp_first_end = __shfl_sync(kFullWarp, rows[0].keys.end, 0);
+    const bool warp_full = w.first_packed + warp * 16 + 15 < w.packed_rows;
+    const i32 warp_last_begin = __shfl_sync(kFullWarp, rows[1].keys.begin, 31);
+    const i32 warp_last_end = warp_full ? __shfl_sync(kFullWarp, rows[1].keys.end, 31) : w.keys.end;
+
+    const float scale = a.softmax_scale * (a.k_scales ? a.k_scales[w.kv_head] : a.k_scale);
+    const bool modified = a.softcap > 0.0f || a.alibi_slopes;
+    const float to_base_2 = modified ? kLog2E : scale * kLog2E;
+
+    float out[kDim / 8][4];
+    ATTEST_UNROLL_FULL
+    for (int n = 0; n < kDim / 8; ++n) {
+        out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+    }
+
+    find_key_rows(shared, p, w, block_table_row, w.first_tile);
+    find_key_rows(shared, p, w, block_table_row, w.first_tile + 1);
+    copy_queries(shared, a, w);
+    __syncthreads();
+    if (w.first_tile < w.end_tile) {
+        start_tile(shared, k_head, v_head, w.first_tile);
+    }
+    copy_async_commit();
+
+    for (i32 tile = w.first_tile; tile < w.end_tile; ++tile) {
+        copy_async_wait<0>();
+        // This tile has arrived for everybody; everybody has done with the one before.
+        __syncthreads();
+        const int buffer = kCast ? 0 : tile & 1;
+        u8* const k_tile = shared + Shared::k + buffer * kTileBytes;
+        u8* const v_tile = shared + Shared::v + buffer * kTileBytes;
+        if (tile + 1 < w.end_tile) {
+            start_tile(shared, k_head, v_head, tile + 1);
+            copy_async_commit();
+        }
+        if (kCast) {
+            cast_tile(k_tile, shared + Shared::raw_k + (tile & 1) * kRawTileBytes);
+            cast_tile(v_tile, shared + Shared::raw_v + (tile & 1) * kRawTileBytes);
+            // The cast tile is complete.
+            __syncthreads();
+        }
+        if (tile + 2 < w.end_tile) {
+            find_key_rows(shared, p, w, block_table_row, tile + 2);
+        }
+        const i32 first_key = tile * kKeyTile, end_key = first_key + kKeyTile;
+        if (!warp_has_rows || end_key <= warp_begin || first_key >= warp_last_end) {
+            continue;
+        }
+        float scores[kKeyTile / 8][4];
+        score_tile(scores, shared + Shared::q + warp * 16 * kRowBytes, k_tile);
+        if (modified) {
+            modify_tile(scores, a, w, tile, packed, scale);
+        }
+        if (!warp_full || first_key < warp_last_begin || end_key > warp_first_end) {
+            mask_tile(scores, rows, tile);
+        }
+        float decay[2];
+        softmax_tile(scores, rows, to_base_2, decay);
+        decay_out(out, decay);
+        weigh_tile(out, scores, v_tile);
+    }
+
+    if (!warp_has_rows) {
+        return;
+    }
+    ATTEST_UNROLL_FULL
+    for (int r = 0; r < 2; ++r) {
+        float sum = rows[r].sum;
+        sum += __shfl_xor_sync(kFullWarp, sum, 1);
+        sum += __shfl_xor_sync(kFullWarp, sum, 2);
+        if (packed + 8 * r < w.packed_rows) {
+            write_row(p, w, packed + 8 * r, out, r, rows[r].max, sum, to_base_2);
+        }
+    }
+}
