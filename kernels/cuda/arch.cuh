@@ -39,6 +39,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 #define ATTEST_KERNEL(name, Params, max_threads)                                                                   \
     static void __attribute__((noinline)) name##_body(const Params& p);                                            \
     extern "C" const unsigned name##_params_bytes = sizeof(Params);                                                \
+    extern "C" const unsigned name##_max_threads = max_threads;                                                    \
     extern "C" void __attribute__((no_sanitize("thread"))) name(const void* raw) {                                 \
         const Params copy = *static_cast<const Params*>(raw);                                                      \
         name##_body(copy);                                                                                         \

@@ -1,4 +1,5 @@
-// One-time dequantisation of an fp8 cache into a dense 16-bit scratch, K and V in one launch, values unscaled.
+// One-time dequantisation of an fp8 cache into a dense 16-bit scratch, K and V in one launch, values unscaled. A cache
+// that is 16-bit already is copied: the same layout without the cast.
 //
 // The scratch holds one page per request: [num_requests, page (the longest sequence), num_kv_heads, head_dim], so with an
 // identity block table its paged address is its dense address. Slots beyond a sequence's length are not written.
@@ -6,7 +7,7 @@
 #include "cast.cuh"
 
 #ifndef CODES
-#define CODES 16
+#error "define CODES: elements of one access, 16 or 8 for an fp8 cache, 8 for a 16-bit one"
 #endif
 
 struct DequantParams {
@@ -26,7 +27,7 @@ struct DequantParams {
     i32 blocks_per_request;
 };
 
-// Casts CODES consecutive codes.
+// Casts or copies CODES consecutive elements.
 ATTEST_DEVICE void dequantise(u8* to, const u8* from) {
 #if CODES == 16
     const Vec16 raw = load16(from);
@@ -34,6 +35,8 @@ ATTEST_DEVICE void dequantise(u8* to, const u8* from) {
     const u64 high = ATTEST_VEC16_WORD(raw, 2) | static_cast<u64>(ATTEST_VEC16_WORD(raw, 3)) << 32;
     store16(to, cast_eight<TO_FORMAT, KV_FORMAT>(low));
     store16(to + 16, cast_eight<TO_FORMAT, KV_FORMAT>(high));
+#elif defined(COPY)
+    store16(to, load16(from));
 #else
     store16(to, cast_eight<TO_FORMAT, KV_FORMAT>(load8(from)));
 #endif
@@ -54,7 +57,9 @@ ATTEST_KERNEL(dequantise_dense, DequantParams, 256) {
         const i64 slot = token - column * p.page_size;
         const i64 page = block_table_row[column];
         const i64 to = (((request * p.dense_page) + token) * p.num_kv_heads + head) * p.head_dim + dim;
-        dequantise(p.dense_k + to * 2, p.k + page * p.k_page_stride + slot * p.k_slot_stride + head * p.k_head_stride + dim);
-        dequantise(p.dense_v + to * 2, p.v + page * p.v_page_stride + slot * p.v_slot_stride + head * p.v_head_stride + dim);
+        const i64 from_k = page * p.k_page_stride + slot * p.k_slot_stride + head * p.k_head_stride + dim;
+        const i64 from_v = page * p.v_page_stride + slot * p.v_slot_stride + head * p.v_head_stride + dim;
+        dequantise(p.dense_k + to * 2, p.k + from_k * KV_FORMAT::bytes);
+        dequantise(p.dense_v + to * 2, p.v + from_v * KV_FORMAT::bytes);
     }
 }

@@ -31,7 +31,10 @@
 #error "define WARPS: 1 to 8"
 #endif
 #ifndef KEY_TILE
-#define KEY_TILE 64
+#error "define KEY_TILE: a multiple of 16"
+#endif
+#ifndef ENTRY
+#error "define ENTRY: the kernel's name"
 #endif
 // An fp8 cache is cast by the software decoder unless CAST_HARDWARE is defined (sm_89 and later).
 
@@ -342,7 +345,10 @@ ATTEST_DEVICE void write_row(const MmaParams& p, const Work& w, i32 packed, cons
     }
 }
 
-ATTEST_KERNEL(mma_attention, MmaParams, kThreads) {
+// The entry's name tells prefill and decode instances apart in launch counts.
+#define MMA_KERNEL(name) ATTEST_KERNEL(name, MmaParams, kThreads)
+
+MMA_KERNEL(ENTRY) {
     ATTEST_SHARED(shared);
     const AttentionParams& a = p.attention;
     const Work w = find_work(p);

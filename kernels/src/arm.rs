@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dense;
 use crate::error::{ArgumentError, Unsupported};
+use crate::mma;
 use crate::scalar;
 use crate::validate::AttentionShape;
 
@@ -16,17 +18,33 @@ use crate::validate::AttentionShape;
 pub enum Arm {
     /// Flash attention on CUDA cores; codes are decoded at each read.
     Scalar,
+    /// Flash attention on tensor cores over a 16-bit cache.
+    Mma,
+    /// One dequantisation into dense scratch, then tensor cores (or CUDA cores where those do not serve).
+    Fp8Dense,
+    /// fp8 cast by software while tiles are staged.
+    Fp8StagedSoft,
+    /// fp8 cast by the conversion instruction while tiles are staged.
+    Fp8StagedHw,
+    /// A 16-bit cache copied to the dense layout first: the control for the layout alone.
+    Bf16Dense,
 }
 
 impl Arm {
     /// Every arm.
-    pub const ALL: &[Self] = &[Self::Scalar];
+    pub const ALL: &[Self] =
+        &[Self::Scalar, Self::Mma, Self::Fp8Dense, Self::Fp8StagedSoft, Self::Fp8StagedHw, Self::Bf16Dense];
 
     /// Name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
+            Self::Mma => "mma",
+            Self::Fp8Dense => "fp8-dense",
+            Self::Fp8StagedSoft => "fp8-staged-soft",
+            Self::Fp8StagedHw => "fp8-staged-hw",
+            Self::Bf16Dense => "bf16-dense",
         }
     }
 
@@ -35,6 +53,15 @@ impl Arm {
     pub fn summary(self) -> &'static str {
         match self {
             Self::Scalar => "flash attention on CUDA cores, per-read decoding of any cache format",
+            Self::Mma => "flash attention on tensor cores, 16-bit cache of the query's type",
+            Self::Fp8Dense => "fp8 cache dequantised once into dense 16-bit scratch, then an ordinary kernel",
+            Self::Fp8StagedSoft => "tensor cores, fp8 cast by software while tiles are staged",
+            Self::Fp8StagedHw => {
+                "tensor cores, fp8 cast by the conversion instruction while tiles are staged"
+            }
+            Self::Bf16Dense => {
+                "16-bit cache copied to the dense layout, then tensor cores: the layout control"
+            }
         }
     }
 
@@ -45,6 +72,9 @@ impl Arm {
     pub fn supports(self, shape: &AttentionShape) -> Result<(), Unsupported> {
         match self {
             Self::Scalar => scalar::supports(shape),
+            Self::Mma => mma::supports(shape),
+            Self::Fp8Dense | Self::Bf16Dense => dense::supports(self, shape),
+            Self::Fp8StagedSoft | Self::Fp8StagedHw => mma::supports_staged(self, shape),
         }
     }
 }

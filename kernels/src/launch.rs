@@ -1,11 +1,15 @@
-//! Running one attention call: validate, check that the arm serves it, launch.
+//! Running one attention call: validate, find its route, launch.
 
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
+use crate::dense;
 use crate::device::{DeviceRef, StreamId};
 use crate::error::LaunchError;
+use crate::mma::{self, Cast};
+use crate::route::{Capability, Knobs, Route, plan_arm, route};
 use crate::scalar;
-use crate::validate::validate_attention;
+use crate::validate::{AttentionShape, validate_attention};
+use crate::workspace::{ScratchSource, Workspace};
 
 /// What a call put on the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,9 +18,11 @@ pub struct Launched {
     pub arm: Arm,
     /// Entry points in launch order; empty where there was nothing to compute.
     pub kernels: Vec<&'static str>,
+    /// Why a faster arm was passed over, if the route was free to choose and one was.
+    pub fallback: Option<String>,
 }
 
-/// Puts paged attention on a stream. The tensors must stay alive until the stream has passed it.
+/// Puts paged attention on a stream through a given arm. The tensors must stay alive until the stream has passed it.
 ///
 /// # Errors
 /// [`LaunchError::Argument`] for arguments that nothing accepts, [`LaunchError::Unsupported`] for a valid call outside the arm's
@@ -27,13 +33,58 @@ pub fn paged_attention(
     arm: Arm,
     args: &AttentionArgs,
 ) -> Result<Launched, LaunchError> {
+    paged_attention_with(device, stream, Some(arm), args, &Knobs::default(), None)
+}
+
+/// The same with knobs, an arm left to the route (`None`), and scratch that outlives the call.
+///
+/// Without a workspace, scratch is allocated and freed in stream order within the call, which a capturing stream does
+/// not allow. The workspace must belong to the same stream.
+///
+/// # Errors
+/// As [`paged_attention`]. Whatever fails, scratch of the call has been freed and the first error is returned.
+pub fn paged_attention_with(
+    device: &DeviceRef,
+    stream: StreamId,
+    arm: Option<Arm>,
+    args: &AttentionArgs,
+    knobs: &Knobs,
+    workspace: Option<&mut Workspace>,
+) -> Result<Launched, LaunchError> {
     let shape = validate_attention(args)?;
-    arm.supports(&shape)?;
-    if shape.total_q == 0 || shape.num_requests == 0 || shape.max_query_len == 0 {
-        return Ok(Launched { arm, kernels: Vec::new() });
-    }
-    let kernels = match arm {
-        Arm::Scalar => scalar::launch(device, stream, args, &shape)?,
+    let capability = Capability::of(&device.info());
+    let route = match arm {
+        Some(arm) => plan_arm(arm, &shape, &capability, knobs)?,
+        None => route(&shape, &capability, knobs),
     };
-    Ok(Launched { arm, kernels })
+    let mut launched = Launched { arm: route.arm, kernels: Vec::new(), fallback: route.fallback.clone() };
+    if shape.total_q == 0 || shape.num_requests == 0 || shape.max_query_len == 0 {
+        return Ok(launched);
+    }
+    let mut scratch = ScratchSource::new(device, stream, workspace);
+    launched.kernels = launch(device, stream, args, &shape, (&route, &capability, knobs), &mut scratch)?;
+    scratch.finish()?;
+    Ok(launched)
+}
+
+fn launch(
+    device: &DeviceRef,
+    stream: StreamId,
+    args: &AttentionArgs,
+    shape: &AttentionShape,
+    (route, capability, knobs): (&Route, &Capability, &Knobs),
+    scratch: &mut ScratchSource<'_>,
+) -> Result<Vec<&'static str>, LaunchError> {
+    let cast = match route.arm {
+        Arm::Fp8StagedSoft => Cast::Software,
+        Arm::Fp8StagedHw => Cast::Hardware,
+        _ => Cast::None,
+    };
+    match (route.arm, &route.mma) {
+        (Arm::Fp8Dense | Arm::Bf16Dense, _) => {
+            dense::launch(device, stream, (route.arm, args, shape), capability, knobs, scratch)
+        }
+        (_, Some(plan)) => mma::launch(device, stream, args, shape, (plan, cast), scratch),
+        (_, None) => scalar::launch(device, stream, args, shape),
+    }
 }

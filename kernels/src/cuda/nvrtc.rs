@@ -73,15 +73,24 @@ fn require_nvrtc() -> DeviceResult<()> {
     }
 }
 
-/// With `ATTEST_NVRTC=FILE`, loads that file first and for good: a later lookup by its soname finds it loaded.
+/// With `ATTEST_NVRTC=FILE`, loads that file and its built-ins library first and for good: NVRTC looks both up by name,
+/// and a library that is loaded already is found.
 fn preload_named_library() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        let Some(file) = std::env::var_os("ATTEST_NVRTC") else { return };
-        let flags = libc::RTLD_NOW | libc::RTLD_GLOBAL;
-        // SAFETY: loading NVRTC runs no code of ours; the handle is kept for the life of the process.
-        if let Ok(library) = unsafe { libloading::os::unix::Library::open(Some(&file), flags) } {
-            std::mem::forget(library);
+        let Some(file) = std::env::var_os("ATTEST_NVRTC").map(PathBuf::from) else { return };
+        let siblings =
+            file.parent().and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+        let is_builtins = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("libnvrtc-builtins.so") && !name.contains("alt")
+        };
+        for library in siblings.map(|entry| entry.path()).filter(is_builtins).chain([file.clone()]) {
+            let flags = libc::RTLD_NOW | libc::RTLD_GLOBAL;
+            // SAFETY: loading NVRTC runs no code of ours; the handle is kept for the life of the process.
+            if let Ok(library) = unsafe { libloading::os::unix::Library::open(Some(&library), flags) } {
+                std::mem::forget(library);
+            }
         }
     });
 }

@@ -52,6 +52,10 @@ pub struct AttentionShape {
     pub sinks: bool,
     /// Whether lse is wanted.
     pub lse: bool,
+    /// Bytes, at most 16, of which the addresses of all rows of q and out are multiples.
+    pub row_alignment: u64,
+    /// The same for the rows of both cache tensors.
+    pub cache_alignment: u64,
 }
 
 impl AttentionShape {
@@ -86,6 +90,8 @@ impl AttentionShape {
             alibi: false,
             sinks: false,
             lse: false,
+            row_alignment: 16,
+            cache_alignment: 16,
         }
     }
 }
@@ -135,6 +141,8 @@ fn check_shapes(args: &AttentionArgs) -> Result<AttentionShape, ArgumentError> {
         alibi: args.alibi_slopes.is_some(),
         sinks: args.sinks.is_some(),
         lse: args.lse.is_some(),
+        row_alignment: args.q.row_alignment().min(args.out.row_alignment()),
+        cache_alignment: args.cache.k.row_alignment().min(args.cache.v.row_alignment()),
     };
     if !shape.num_q_heads.is_multiple_of(shape.num_kv_heads) {
         let accepted = format!("a multiple of num_kv_heads, {}", shape.num_kv_heads);

@@ -1,0 +1,222 @@
+//! The dense route: copy the pages once into a dense 16-bit scratch, then run an ordinary kernel on it.
+//!
+//! The scratch is a paged cache with one page per request, as long as the longest sequence, and an identity block
+//! table, so the paged address is the dense address. fp8 codes are cast unscaled; the scales stay folded into the
+//! softmax scale and the output.
+
+use crate::args::AttentionArgs;
+use crate::arm::Arm;
+use crate::device::{DevicePtr, DeviceRef, LaunchConfig, StreamId};
+use crate::error::{LaunchError, Unsupported};
+use crate::mma::{self, Cast, page_shift};
+use crate::params::{KernelParams, extent};
+use crate::route::{Capability, Knobs};
+use crate::scalar;
+use crate::source::KernelSpec;
+use crate::tensor::{Allocation, DType, DeviceTensor};
+use crate::validate::AttentionShape;
+use crate::workspace::{Purpose, ScratchSource};
+
+const FILE: &str = "dequant.cu";
+const ENTRY: &str = "dequantise_dense";
+const THREADS: u64 = 256;
+/// Accesses of one thread: enough to have several in flight.
+const ACCESSES_PER_THREAD: u64 = 4;
+
+/// `DequantParams` of `dequant.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct DequantParams {
+    k: u64,
+    v: u64,
+    dense_k: u64,
+    dense_v: u64,
+    block_table: u64,
+    seq_lens: u64,
+    block_table_stride: i64,
+    k_strides: [i64; 3],
+    v_strides: [i64; 3],
+    dense_page: i64,
+    num_kv_heads: i32,
+    head_dim: i32,
+    page_size: i32,
+    page_shift: i32,
+    tokens_per_block: i32,
+    blocks_per_request: i32,
+}
+
+const _: () = assert!(size_of::<DequantParams>() == 14 * 8 + 6 * 4);
+// SAFETY: `repr(C)`, numbers only, and the size above leaves no padding.
+unsafe impl KernelParams for DequantParams {}
+
+/// Type of the scratch: the query's own, or bf16 for an f32 query. Every fp8 value is exact in both.
+pub(crate) fn dense_dtype(shape: &AttentionShape) -> DType {
+    if shape.q_dtype == DType::F32 { DType::Bf16 } else { shape.q_dtype }
+}
+
+/// Bytes of the dense keys and values of a call; saturates.
+#[must_use]
+pub fn scratch_bytes(shape: &AttentionShape) -> u64 {
+    [shape.num_requests, shape.max_seq_len, shape.num_kv_heads, shape.head_dim_k, 2 * 2]
+        .into_iter()
+        .fold(1, u64::saturating_mul)
+}
+
+/// The shape of the inner call on the dense scratch.
+pub(crate) fn inner_shape(shape: &AttentionShape) -> AttentionShape {
+    AttentionShape {
+        kv_dtype: dense_dtype(shape),
+        num_pages: shape.num_requests,
+        page_size: shape.max_seq_len.max(1),
+        block_table_width: 1,
+        // Rows are whole multiples of 8 elements from an aligned base.
+        cache_alignment: 16,
+        ..shape.clone()
+    }
+}
+
+/// The support manifest of the dense arms.
+pub(crate) fn supports(arm: Arm, shape: &AttentionShape) -> Result<(), Unsupported> {
+    let lacks = |what: String, accepted: &str| Err(Unsupported { arm, what, accepted: accepted.to_owned() });
+    match arm {
+        Arm::Fp8Dense if !shape.kv_dtype.is_fp8() => {
+            return lacks(format!("a {} cache", shape.kv_dtype), "e4m3 or e5m2");
+        }
+        Arm::Bf16Dense if shape.kv_dtype != shape.q_dtype || shape.q_dtype == DType::F32 => {
+            let what = format!("a {} cache with a {} query", shape.kv_dtype, shape.q_dtype);
+            return lacks(what, "bf16 with bf16, or f16 with f16");
+        }
+        _ => {}
+    }
+    if shape.head_dim_k != shape.head_dim_v {
+        return lacks(
+            format!("head_dim {}/{}", shape.head_dim_k, shape.head_dim_v),
+            "equal head dims of K and V",
+        );
+    }
+    let access = 8 * shape.kv_dtype.size_bytes();
+    if shape.cache_alignment < access {
+        return lacks(
+            format!("cache rows aligned to {} bytes", shape.cache_alignment),
+            &format!("{access} bytes"),
+        );
+    }
+    scalar::supports(shape).map_err(|unsupported| Unsupported { arm, ..unsupported })
+}
+
+/// Whether the inner call runs on tensor cores; otherwise it takes the scalar kernel.
+pub(crate) fn inner_is_mma(arm: Arm, shape: &AttentionShape) -> bool {
+    mma::supports_shape(arm, &inner_shape(shape)).is_ok()
+}
+
+fn spec(shape: &AttentionShape) -> KernelSpec {
+    let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
+    let fp8 = shape.kv_dtype.is_fp8();
+    let wide = fp8 && shape.cache_alignment >= 16 && shape.head_dim_k.is_multiple_of(16);
+    let mut defines = vec![
+        ("TO_FORMAT", codec(dense_dtype(shape))),
+        ("KV_FORMAT", codec(shape.kv_dtype)),
+        ("CODES", if wide { "16" } else { "8" }.to_owned()),
+    ];
+    if !fp8 {
+        defines.push(("COPY", "1".to_owned()));
+    }
+    KernelSpec { file: FILE, entry: ENTRY, defines }
+}
+
+/// Queues a validated, supported, non-empty call: scratch, table, dequantisation, attention.
+pub(crate) fn launch(
+    device: &DeviceRef,
+    stream: StreamId,
+    (arm, args, shape): (Arm, &AttentionArgs, &AttentionShape),
+    capability: &Capability,
+    knobs: &Knobs,
+    scratch: &mut ScratchSource<'_>,
+) -> Result<Vec<&'static str>, LaunchError> {
+    let inner = inner_shape(shape);
+    let dense = Dense::take(device, stream, shape, scratch)?;
+    let kernel = device.load_kernel(&spec(shape))?;
+    if shape.max_seq_len > 0 {
+        let (config, params) = dense.dequant(args, shape);
+        device.launch(kernel, config, params.bytes(), stream)?;
+    }
+    let inner_args = dense.inner_args(args, &inner);
+    let mut kernels = vec![ENTRY];
+    if inner_is_mma(arm, shape) {
+        let plan = mma::plan(arm, &inner, false, capability, knobs)?;
+        kernels.extend(mma::launch(device, stream, &inner_args, &inner, (&plan, Cast::None), scratch)?);
+    } else {
+        kernels.extend(scalar::launch(device, stream, &inner_args, &inner)?);
+    }
+    Ok(kernels)
+}
+
+/// The dense scratch of one call.
+struct Dense {
+    bytes: u64,
+    k: DevicePtr,
+    table: DevicePtr,
+}
+
+impl Dense {
+    /// Allocates the scratch, then the identity table, and fills the table where it is new.
+    fn take(
+        device: &DeviceRef,
+        stream: StreamId,
+        shape: &AttentionShape,
+        scratch: &mut ScratchSource<'_>,
+    ) -> Result<Self, LaunchError> {
+        let bytes = scratch_bytes(shape).max(16);
+        let (k, _) = scratch.take(Purpose::Dense, bytes)?;
+        let (table, new) = scratch.take(Purpose::IdentityTable, shape.num_requests * 4)?;
+        if new {
+            let identity: Vec<u8> = (0..extent(shape.num_requests)).flat_map(i32::to_le_bytes).collect();
+            device.copy_to_device(table, &identity, stream)?;
+        }
+        Ok(Self { bytes, k, table })
+    }
+
+    fn dequant(&self, args: &AttentionArgs, shape: &AttentionShape) -> (LaunchConfig, DequantParams) {
+        let codes = if spec(shape).defines.contains(&("CODES", "16".to_owned())) { 16 } else { 8 };
+        let per_token = shape.num_kv_heads * shape.head_dim_k / codes;
+        let tokens_per_block =
+            (THREADS * ACCESSES_PER_THREAD).div_ceil(per_token).min(shape.max_seq_len).max(1);
+        let blocks_per_request = shape.max_seq_len.div_ceil(tokens_per_block);
+        let strides = |t: &DeviceTensor| [t.strides[0], t.strides[1], t.strides[2]];
+        let params = DequantParams {
+            k: args.cache.k.ptr().0,
+            v: args.cache.v.ptr().0,
+            dense_k: self.k.0,
+            dense_v: self.k.offset(self.bytes / 2).0,
+            block_table: args.block_table.ptr().0,
+            seq_lens: args.seq_lens.ptr().0,
+            block_table_stride: args.block_table.strides[0],
+            k_strides: strides(&args.cache.k),
+            v_strides: strides(&args.cache.v),
+            dense_page: i64::from(extent(shape.max_seq_len)),
+            num_kv_heads: extent(shape.num_kv_heads),
+            head_dim: extent(shape.head_dim_k),
+            page_size: extent(shape.page_size),
+            page_shift: page_shift(shape.page_size),
+            tokens_per_block: extent(tokens_per_block),
+            blocks_per_request: extent(blocks_per_request),
+        };
+        let blocks = extent(shape.num_requests * blocks_per_request).cast_unsigned();
+        let threads = u32::try_from(THREADS).expect("a small constant");
+        (LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }, params)
+    }
+
+    /// The call on the scratch: the same query, masks, options and scales, other pages.
+    fn inner_args(&self, args: &AttentionArgs, inner: &AttentionShape) -> AttentionArgs {
+        let allocation = Allocation { ptr: self.k, bytes: self.bytes };
+        let shape = [inner.num_pages, inner.page_size, inner.num_kv_heads, inner.head_dim_k];
+        let k = DeviceTensor::contiguous(allocation, inner.kv_dtype, &shape);
+        let v = DeviceTensor { offset: self.bytes / 2, ..k.clone() };
+        let table = Allocation { ptr: self.table, bytes: inner.num_requests * 4 };
+        let mut inner_args = args.clone();
+        inner_args.cache.k = k;
+        inner_args.cache.v = v;
+        inner_args.block_table = DeviceTensor::contiguous(table, DType::I32, &[inner.num_requests, 1]);
+        inner_args
+    }
+}

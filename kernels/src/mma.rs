@@ -1,0 +1,379 @@
+//! Launch of `mma.cu` and `combine.cu`: flash attention on tensor cores, in one pass or split over the keys.
+
+use crate::args::AttentionArgs;
+use crate::arm::Arm;
+use crate::device::{DevicePtr, DeviceRef, LaunchConfig, StreamId};
+use crate::error::{ArgumentError, LaunchError, Unsupported};
+use crate::params::{AttentionParams, KernelParams, extent, scale_fields};
+use crate::route::{Capability, Knobs};
+use crate::source::KernelSpec;
+use crate::splits::split_count;
+use crate::tensor::DType;
+use crate::validate::AttentionShape;
+use crate::workspace::{Purpose, ScratchSource};
+
+const FILE: &str = "mma.cu";
+/// Entry of the instances that serve long queries.
+pub(crate) const PREFILL: &str = "mma_attention";
+/// Entry of the instances that serve a few rows per request.
+pub(crate) const DECODE: &str = "mma_decode";
+/// Entry of the kernel that merges splits.
+pub(crate) const COMBINE: &str = "combine_splits";
+const COMBINE_THREADS: u32 = 256;
+
+/// Head dims with an instance.
+pub(crate) const HEAD_DIMS: [u64; 7] = [64, 80, 96, 112, 128, 192, 256];
+
+/// Longest uniform query that is served as a decode.
+pub(crate) const MAX_DECODE_QUERY: u64 = 16;
+
+/// How an fp8 cache reaches the tensor cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cast {
+    /// It is 16-bit already.
+    None,
+    /// Decoded by integer arithmetic while a tile is staged.
+    Software,
+    /// Decoded by the conversion instruction of sm_89 and later.
+    Hardware,
+}
+
+/// Tile sizes of one launch, chosen so that a block's shared memory fits the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Geometry {
+    /// Warps of a block; each owns 16 packed rows.
+    pub warps: u64,
+    /// Keys of a tile.
+    pub key_tile: u64,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u64,
+}
+
+impl Geometry {
+    /// Mirrors `Shared` of `mma.cu`.
+    fn new(warps: u64, key_tile: u64, head_dim: u64, casts: bool) -> Self {
+        let row = 2 * head_dim + 16;
+        let (buffers, raw) = if casts { (1, 4 * key_tile * head_dim) } else { (2, 0) };
+        let shared_bytes = 4 * key_tile * 8 + 16 * warps * row + 2 * buffers * key_tile * row + raw;
+        Self { warps, key_tile, shared_bytes }
+    }
+
+    /// The preferred geometry that fits `max_shared_bytes`; `None` if none does.
+    ///
+    /// Few warps where few rows exist; then the longest key tile, since every tile costs a barrier and a pass over the
+    /// running maximum; then fewer warps.
+    #[must_use]
+    pub fn choose(packed_rows: u64, head_dim: u64, casts: bool, max_shared_bytes: u64) -> Option<Self> {
+        let widest = match packed_rows {
+            0..=16 => 1,
+            17..=64 => 4,
+            _ => 8,
+        };
+        let warps = [8, 4, 1].into_iter().filter(|&w| w <= widest);
+        let all = warps.flat_map(|w| [64, 32, 16].map(|k| Self::new(w, k, head_dim, casts)));
+        all.into_iter().find(|g| g.shared_bytes <= max_shared_bytes)
+    }
+}
+
+/// What a launch of this kernel looks like: part of a [`crate::route::Route`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct MmaPlan {
+    /// Entry point: prefill or decode.
+    pub entry: String,
+    /// Tile sizes.
+    pub geometry: Geometry,
+    /// Blocks per request and KV head, splits apart.
+    pub row_tiles: u64,
+    /// Parts of the keys.
+    pub splits: u64,
+}
+
+/// `MmaParams` of `mma.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct MmaParams {
+    attention: AttentionParams,
+    partial_out: u64,
+    partial_state: u64,
+    row_tiles: i32,
+    splits: i32,
+    total_q: i32,
+    page_shift: i32,
+}
+
+const _: () = assert!(size_of::<MmaParams>() == size_of::<AttentionParams>() + 2 * 8 + 4 * 4);
+// SAFETY: `repr(C)`, numbers only, and the size above leaves no padding.
+unsafe impl KernelParams for MmaParams {}
+
+/// `CombineParams` of `combine.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CombineParams {
+    partial_out: u64,
+    partial_state: u64,
+    out: u64,
+    lse: u64,
+    sinks: u64,
+    v_scales: u64,
+    out_strides: [i64; 2],
+    lse_strides: [i64; 2],
+    v_scale: f32,
+    splits: i32,
+    total_q: i32,
+    num_q_heads: i32,
+    num_kv_heads: i32,
+    head_dim: i32,
+}
+
+const _: () = assert!(size_of::<CombineParams>() == 6 * 8 + 4 * 8 + 6 * 4);
+// SAFETY: `repr(C)`, numbers only, and the size above leaves no padding.
+unsafe impl KernelParams for CombineParams {}
+
+/// What the tensor-core kernel needs of a shape, whichever arm uses it.
+pub(crate) fn supports_shape(arm: Arm, shape: &AttentionShape) -> Result<(), Unsupported> {
+    let lacks = |what: String, accepted: &str| Err(Unsupported { arm, what, accepted: accepted.to_owned() });
+    if !matches!(shape.q_dtype, DType::Bf16 | DType::F16) {
+        return lacks(format!("q dtype {}", shape.q_dtype), "bf16 or f16");
+    }
+    if shape.head_dim_k != shape.head_dim_v {
+        return lacks(
+            format!("head_dim {}/{}", shape.head_dim_k, shape.head_dim_v),
+            "equal head dims of K and V",
+        );
+    }
+    if !HEAD_DIMS.contains(&shape.head_dim_k) {
+        return lacks(format!("head_dim {}", shape.head_dim_k), "64, 80, 96, 112, 128, 192 or 256");
+    }
+    if shape.row_alignment < 16 {
+        return lacks(format!("rows of q or out aligned to {} bytes", shape.row_alignment), "16 bytes");
+    }
+    Ok(())
+}
+
+/// The support manifest of the `mma` arm.
+pub(crate) fn supports(shape: &AttentionShape) -> Result<(), Unsupported> {
+    supports_shape(Arm::Mma, shape)?;
+    if shape.kv_dtype != shape.q_dtype {
+        let what = format!("a {} cache with a {} query", shape.kv_dtype, shape.q_dtype);
+        return Err(Unsupported { arm: Arm::Mma, what, accepted: "the query's own type".into() });
+    }
+    supports_cache_rows(Arm::Mma, shape)
+}
+
+/// The support manifest of the staged arms.
+pub(crate) fn supports_staged(arm: Arm, shape: &AttentionShape) -> Result<(), Unsupported> {
+    supports_shape(arm, shape)?;
+    if !shape.kv_dtype.is_fp8() {
+        let what = format!("a {} cache", shape.kv_dtype);
+        return Err(Unsupported { arm, what, accepted: "e4m3 or e5m2".into() });
+    }
+    supports_cache_rows(arm, shape)
+}
+
+fn supports_cache_rows(arm: Arm, shape: &AttentionShape) -> Result<(), Unsupported> {
+    if shape.cache_alignment < 16 {
+        let what = format!("cache rows aligned to {} bytes", shape.cache_alignment);
+        return Err(Unsupported { arm, what, accepted: "16 bytes".into() });
+    }
+    Ok(())
+}
+
+/// Whether a batch is served by the decode entry: single rows, or a uniform query that the caller has announced.
+pub(crate) fn is_decode(shape: &AttentionShape, knobs: &Knobs) -> bool {
+    let uniform = knobs.uniform_query_len.filter(|_| knobs.verify_as_decode);
+    shape.max_query_len == 1 || uniform.is_some_and(|q| q == shape.max_query_len && q <= MAX_DECODE_QUERY)
+}
+
+/// Plans a launch. A pure function: the route's table is a snapshot.
+///
+/// # Errors
+/// When no geometry fits the card; names both numbers.
+pub(crate) fn plan(
+    arm: Arm,
+    shape: &AttentionShape,
+    casts: bool,
+    capability: &Capability,
+    knobs: &Knobs,
+) -> Result<MmaPlan, Unsupported> {
+    let packed = shape.max_query_len * shape.group();
+    let decode = is_decode(shape, knobs);
+    // A batch that is not known to be short gets the tall blocks, whatever its bound says.
+    let rows = if decode { packed } else { packed.max(65) };
+    let max_shared = u64::from(capability.max_shared_bytes);
+    let Some(geometry) = Geometry::choose(rows, shape.head_dim_k, casts, max_shared) else {
+        let least = Geometry::new(1, 16, shape.head_dim_k, casts).shared_bytes;
+        let what = format!("{max_shared} bytes of shared memory at head_dim {}", shape.head_dim_k);
+        return Err(Unsupported { arm, what, accepted: format!("{least} bytes or more") });
+    };
+    let row_tiles = packed.div_ceil(16 * geometry.warps).max(1);
+    let splits = if decode {
+        let blocks = row_tiles * shape.num_kv_heads * shape.num_requests;
+        let key_blocks = shape.max_seq_len.div_ceil(geometry.key_tile);
+        let most = knobs.max_splits.max(1);
+        knobs
+            .splits
+            .unwrap_or_else(|| split_count(blocks, u64::from(capability.multiprocessors), key_blocks, most))
+    } else {
+        knobs.splits.unwrap_or(1)
+    };
+    let entry = if decode { DECODE } else { PREFILL };
+    Ok(MmaPlan { entry: entry.to_owned(), geometry, row_tiles, splits: splits.max(1) })
+}
+
+/// The compiled instance of a plan.
+pub(crate) fn spec(q: DType, kv: DType, head_dim: u64, cast: Cast, plan: &MmaPlan) -> KernelSpec {
+    let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
+    let entry = if plan.entry == DECODE { DECODE } else { PREFILL };
+    let mut defines = vec![
+        ("ENTRY", entry.to_owned()),
+        ("Q_FORMAT", codec(q)),
+        ("KV_FORMAT", codec(kv)),
+        ("HEAD_DIM", head_dim.to_string()),
+        ("WARPS", plan.geometry.warps.to_string()),
+        ("KEY_TILE", plan.geometry.key_tile.to_string()),
+    ];
+    if cast == Cast::Hardware {
+        defines.push(("CAST_HARDWARE", "1".to_owned()));
+    }
+    KernelSpec { file: FILE, entry, defines }
+}
+
+fn combine_spec(out: DType) -> KernelSpec {
+    let format = out.codec().expect("formats are floating-point").to_owned();
+    KernelSpec { file: "combine.cu", entry: COMBINE, defines: vec![("OUT_FORMAT", format)] }
+}
+
+/// The base-2 logarithm of a power of two, else -1.
+pub(crate) fn page_shift(page_size: u64) -> i32 {
+    if page_size.is_power_of_two() { page_size.trailing_zeros().cast_signed() } else { -1 }
+}
+
+/// Queues a validated, supported, non-empty call as planned.
+pub(crate) fn launch(
+    device: &DeviceRef,
+    stream: StreamId,
+    args: &AttentionArgs,
+    shape: &AttentionShape,
+    (plan, cast): (&MmaPlan, Cast),
+    scratch: &mut ScratchSource<'_>,
+) -> Result<Vec<&'static str>, LaunchError> {
+    let blocks = plan.row_tiles.saturating_mul(plan.splits).saturating_mul(shape.num_requests);
+    if blocks > i32::MAX as u64 {
+        let value =
+            format!("{} requests of up to {} rows: {blocks} blocks", shape.num_requests, shape.max_query_len);
+        return Err(ArgumentError::new("max_query_len", value, "at most 2147483647 blocks in all").into());
+    }
+    if shape.num_kv_heads > 65535 {
+        return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
+    }
+    let spec = spec(shape.q_dtype, shape.kv_dtype, shape.head_dim_k, cast, plan);
+    let kernel = device.load_kernel(&spec)?;
+    let combine =
+        if plan.splits > 1 { Some(device.load_kernel(&combine_spec(shape.q_dtype))?) } else { None };
+    let partials = Partials::take(shape, plan.splits, scratch)?;
+    let params = MmaParams {
+        attention: AttentionParams::new(args, shape),
+        partial_out: partials.out.0,
+        partial_state: partials.state.0,
+        row_tiles: extent(plan.row_tiles),
+        splits: extent(plan.splits),
+        total_q: extent(shape.total_q),
+        page_shift: page_shift(shape.page_size),
+    };
+    let config = LaunchConfig {
+        grid: [extent(blocks).cast_unsigned(), extent(shape.num_kv_heads).cast_unsigned(), 1],
+        block: [32 * extent(plan.geometry.warps).cast_unsigned(), 1, 1],
+        shared_bytes: extent(plan.geometry.shared_bytes).cast_unsigned(),
+    };
+    device.launch(kernel, config, params.bytes(), stream)?;
+    let Some(combine) = combine else { return Ok(vec![spec.entry]) };
+    let rows = shape.total_q * shape.num_q_heads;
+    let config = LaunchConfig {
+        grid: [extent(rows).cast_unsigned(), 1, 1],
+        block: [COMBINE_THREADS, 1, 1],
+        shared_bytes: 0,
+    };
+    device.launch(combine, config, combine_params(args, shape, plan.splits, &partials).bytes(), stream)?;
+    Ok(vec![spec.entry, COMBINE])
+}
+
+/// Where splits leave their sums; null with one split.
+struct Partials {
+    out: DevicePtr,
+    state: DevicePtr,
+}
+
+impl Partials {
+    fn take(
+        shape: &AttentionShape,
+        splits: u64,
+        scratch: &mut ScratchSource<'_>,
+    ) -> Result<Self, LaunchError> {
+        if splits == 1 {
+            return Ok(Self { out: DevicePtr::NULL, state: DevicePtr::NULL });
+        }
+        let entries = splits * shape.total_q * shape.num_q_heads;
+        let sums = entries * shape.head_dim_v * 4;
+        let (out, _) = scratch.take(Purpose::Partials, sums + entries * 8)?;
+        Ok(Self { out, state: out.offset(sums) })
+    }
+}
+
+fn combine_params(
+    args: &AttentionArgs,
+    shape: &AttentionShape,
+    splits: u64,
+    partials: &Partials,
+) -> CombineParams {
+    let (v_scale, v_scales) = scale_fields(&args.cache.v_scale);
+    CombineParams {
+        partial_out: partials.out.0,
+        partial_state: partials.state.0,
+        out: args.out.ptr().0,
+        lse: args.lse.as_ref().map_or(0, |t| t.ptr().0),
+        sinks: args.sinks.as_ref().map_or(0, |t| t.ptr().0),
+        v_scales,
+        out_strides: [args.out.strides[0], args.out.strides[1]],
+        lse_strides: args.lse.as_ref().map_or([0, 0], |t| [t.strides[0], t.strides[1]]),
+        v_scale,
+        splits: extent(splits),
+        total_q: extent(shape.total_q),
+        num_q_heads: extent(shape.num_q_heads),
+        num_kv_heads: extent(shape.num_kv_heads),
+        head_dim: extent(shape.head_dim_v),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Opt-in shared memory of one block, by capability (CUDA programming guide, technical specifications).
+    const LIMITS: [(u32, u64); 5] =
+        [(80, 166_912), (86, 101_376), (89, 101_376), (90, 232_448), (120, 101_376)];
+
+    #[test]
+    fn some_geometry_fits_every_card() {
+        for (capability, limit) in LIMITS {
+            for head_dim in HEAD_DIMS {
+                for casts in [false, true] {
+                    for rows in [1, 16, 17, 64, 65, 4096] {
+                        let found = Geometry::choose(rows, head_dim, casts, limit);
+                        assert!(
+                            found.is_some(),
+                            "sm_{capability} head_dim {head_dim} casts {casts} rows {rows}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_card_that_is_too_small_is_named_with_both_numbers() {
+        let capability = Capability { major: 8, minor: 0, max_shared_bytes: 9000, multiprocessors: 8 };
+        let shape = AttentionShape { head_dim_k: 256, head_dim_v: 256, ..AttentionShape::example() };
+        let error = plan(Arm::Mma, &shape, false, &capability, &Knobs::default()).unwrap_err().to_string();
+        assert!(error.contains("9000 bytes") && error.contains("42752 bytes or more"), "{error}");
+    }
+}
