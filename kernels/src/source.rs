@@ -33,9 +33,14 @@ impl KernelSpec {
 const EMBEDDED: &[(&str, &str)] = &[
     ("arch.cuh", include_str!("../cuda/arch.cuh")),
     ("attention.cuh", include_str!("../cuda/attention.cuh")),
+    ("cast.cuh", include_str!("../cuda/cast.cuh")),
+    ("combine.cu", include_str!("../cuda/combine.cu")),
+    ("dequant.cu", include_str!("../cuda/dequant.cu")),
     ("elementary.cuh", include_str!("../cuda/elementary.cuh")),
     ("formats.cuh", include_str!("../cuda/formats.cuh")),
+    ("mma.cu", include_str!("../cuda/mma.cu")),
     ("scalar.cu", include_str!("../cuda/scalar.cu")),
+    ("softmax.cuh", include_str!("../cuda/softmax.cuh")),
     ("store.cu", include_str!("../cuda/store.cu")),
 ];
 
@@ -125,5 +130,32 @@ impl SourceSet {
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
         self.files.insert(name.to_owned(), Arc::from(text));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_copies_are_the_whole_kernel_directory() {
+        let on_disk = SourceSet::from_dir(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")).unwrap();
+        let names = |set: &SourceSet| set.iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(names(&SourceSet::embedded()), names(&on_disk));
+        assert_eq!(SourceSet::embedded().files, on_disk.files);
+    }
+
+    #[test]
+    fn a_closure_holds_what_is_included_and_nothing_else() {
+        let set = SourceSet::embedded()
+            .with_file("a.cu", "#include \"b.cuh\"\n#include <system>\n")
+            .with_file("b.cuh", "  #include \"c.cuh\"\n")
+            .with_file("c.cuh", "#include \"b.cuh\"\n");
+        let names: Vec<_> = set.closure("a.cu").unwrap().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a.cu", "b.cuh", "c.cuh"]);
+        assert_eq!(
+            set.with_file("a.cu", "#include \"gone.cuh\"").closure("a.cu"),
+            Err("gone.cuh".to_owned())
+        );
     }
 }
