@@ -1,0 +1,98 @@
+//! Runs one launch from first block to last.
+
+use std::ffi::c_void;
+
+use super::block::{Block, BlockEnd};
+use super::check::Checker;
+use super::fiber::Arena;
+use super::memory::Memory;
+use super::module::Module;
+use super::options::{Mode, SimtOptions};
+use super::schedule::Order;
+use crate::device::{DeviceError, DeviceResult, Finding, FindingKind, LaunchConfig};
+
+/// What a launch did wrong.
+pub(super) struct Outcome {
+    pub findings: Vec<Finding>,
+    /// Whether the launch was stopped before its end.
+    pub stopped: bool,
+}
+
+/// Runs a launch. Arguments have been checked; an error is one of the surroundings.
+pub(super) fn run(
+    options: &SimtOptions,
+    memory: &mut Memory,
+    module: &Module,
+    config: LaunchConfig,
+    params: &[u8],
+    number: u64,
+) -> DeviceResult<Outcome> {
+    let lanes = config.block.iter().product::<u32>() as usize;
+    let arena = Arena::get().and_then(|arena| arena.borrow(lanes));
+    let segment = arena.map_err(|e| DeviceError::Environment(format!("cannot map fiber stacks: {e}")))?;
+    let mut order = Order::new(options.schedule, number);
+    let blocks = order.blocks(config.grid.iter().map(|&g| u64::from(g)).product());
+    let shared_bytes = config.shared_bytes as usize;
+    let mut block = Block::new(config.block, config.grid, shared_bytes, segment, module, order);
+    if options.mode == Mode::Checked {
+        let shared = (block.shared as usize, shared_bytes);
+        block.checker = Some(Box::new(Checker::new(memory, module, shared)));
+    }
+    let params = AlignedBytes::new(params);
+    let mut stopped = false;
+    for index in blocks {
+        block.fill_shared(options.fill.byte());
+        // SAFETY: the block lives on this frame and nothing else refers to it; the parameters were checked to have
+        // the kernel's size.
+        let end = unsafe { Block::run(&raw mut block, index, params.as_ptr()) };
+        if end == BlockEnd::Stopped {
+            stopped = true;
+            break;
+        }
+    }
+    let mut findings = std::mem::take(&mut block.findings).into_findings(module);
+    if options.mode == Mode::Fast {
+        findings.extend(broken_canaries(memory, module));
+    }
+    Ok(Outcome { findings, stopped })
+}
+
+/// Parameter bytes at an address that suits every parameter struct.
+struct AlignedBytes(Vec<u128>);
+
+impl AlignedBytes {
+    fn new(bytes: &[u8]) -> Self {
+        let words = bytes.chunks(16).map(|chunk| {
+            let mut word = [0; 16];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u128::from_ne_bytes(word)
+        });
+        Self(words.collect())
+    }
+
+    fn as_ptr(&self) -> *const c_void {
+        self.0.as_ptr().cast()
+    }
+}
+
+fn broken_canaries(memory: &Memory, module: &Module) -> Vec<Finding> {
+    let broken = memory.broken_canaries().into_iter().map(|(allocation, at)| {
+        memory.write_canaries(&allocation);
+        let place = if at < allocation.start {
+            format!("{} bytes before the start", allocation.start - at)
+        } else {
+            format!("{} bytes past the end", at - allocation.end())
+        };
+        Finding {
+            kind: FindingKind::Canary,
+            message: format!(
+                "a byte {place} of a {}-byte allocation changed during {}",
+                allocation.bytes, module.label
+            ),
+            site: None,
+            other_site: None,
+            count: 1,
+        }
+    });
+    broken.collect()
+}

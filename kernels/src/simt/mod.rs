@@ -1,0 +1,44 @@
+//! The `simt` device: CUDA source on a CPU.
+//!
+//! Kernel sources are compiled with the host's C++ compiler and loaded into the process. Every lane of a thread block
+//! is a fiber; blocks run one after another on the calling thread, so a launch is deterministic, and parallelism comes
+//! from running several processes. [`Mode::Checked`] judges every access (bounds, alignment, initialisation, races
+//! between lanes and between blocks); [`Mode::Fast`] runs uninstrumented code, in which an access outside memory
+//! stops the process.
+//!
+//! | module | what it knows |
+//! | --- | --- |
+//! | `compile`, `module` | from source text to a loaded entry point, and back from code addresses to lines |
+//! | `fiber`, `block`, `warp`, `schedule` | how lanes run and meet |
+//! | `asynccopy`, `mma`, `atomics` | what single instructions do |
+//! | `memory`, `pattern`, `pages` | where device memory lives |
+//! | `check`, `shared_shadow`, `global_shadow`, `findings` | what is remembered about accesses and what is reported |
+//! | `stream`, `launch`, `device` | the order of work, and the device interface |
+
+mod abi;
+mod asynccopy;
+mod atomics;
+mod block;
+mod check;
+mod compile;
+mod device;
+mod executor;
+mod fiber;
+mod findings;
+mod hooks;
+mod launch;
+mod memory;
+mod mma;
+mod module;
+mod options;
+mod pages;
+mod pattern;
+mod schedule;
+mod stream;
+mod stuck;
+mod warp;
+
+pub use device::SimtDevice;
+pub use options::{Mode, SimtOptions};
+pub use pattern::Fill;
+pub use schedule::Schedule;
