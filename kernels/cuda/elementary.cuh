@@ -88,14 +88,14 @@ ATTEST_DEVICE float tanh_f32(float x) {
     const u32 sign = f32_bits(x) & 0x80000000u;
     const float magnitude = make_f32(f32_bits(x) ^ sign);
     if (magnitude < 0.625f) {
-        const float z = x * x;
+        const float z = magnitude * magnitude;
         float series = 0x1.2c83c0p-9f;
         series = fmaf(series, z, -0x1.116a16p-7f);
         series = fmaf(series, z, 0x1.64a976p-6f);
         series = fmaf(series, z, -0x1.ba08c4p-5f);
         series = fmaf(series, z, 0x1.1110eap-3f);
         series = fmaf(series, z, -0x1.555556p-2f);
-        return fmaf(x * z, series, x);
+        return make_f32(f32_bits(fmaf(magnitude * z, series, magnitude)) | sign);
     }
     const float t = 1.0f - __fdiv_rn(2.0f, exp_f32(2.0f * magnitude) + 1.0f);
     return make_f32(f32_bits(t) | sign);

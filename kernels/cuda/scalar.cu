@@ -101,19 +101,20 @@ ATTEST_DEVICE KeyRange tile_keys(KeyRange block_keys, i32 tile, i32 key_tile) {
                     block_keys.end < tile + key_tile ? block_keys.end : tile + key_tile};
 }
 
-ATTEST_DEVICE float warp_max(float value) {
-    ATTEST_UNROLL(5)
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const float other = __shfl_xor_sync(kFullWarp, value, distance);
-        value = other > value ? other : value;
-    }
-    return value;
-}
+ATTEST_DEVICE float larger(float a, float b) { return a > b ? a : b; }
 
-ATTEST_DEVICE float warp_sum(float value) {
-    ATTEST_UNROLL(5)
-    for (int distance = 16; distance > 0; distance /= 2) {
-        value += __shfl_xor_sync(kFullWarp, value, distance);
+// Reduces two values over a warp in one pass: after the first exchange each half of the warp carries one of them.
+// Lanes 0 to 15 return the first, lanes 16 to 31 the second.
+template <bool sum>
+ATTEST_DEVICE float reduce_pair(float first, float second) {
+    const bool upper = threadIdx.x % 32 >= 16;
+    const float received = __shfl_xor_sync(kFullWarp, upper ? first : second, 16);
+    const float kept = upper ? second : first;
+    float value = sum ? kept + received : larger(kept, received);
+    ATTEST_UNROLL(4)
+    for (int distance = 8; distance > 0; distance /= 2) {
+        const float other = __shfl_xor_sync(kFullWarp, value, distance);
+        value = sum ? value + other : larger(value, other);
     }
     return value;
 }
@@ -135,21 +136,20 @@ ATTEST_DEVICE void dot_two_rows(const u8* key, const u8* queries, i32 dims, floa
 // Running softmax of one row as one lane sees it: the row's maximum, and the sum over this lane's keys.
 struct Softmax {
     float max, sum;
-
-    // Takes this lane's score (unless masked) and returns its P; `decay` receives the factor that earlier sums need.
-    ATTEST_DEVICE float add(Softmax& state, float score, bool visible, float& decay) {
-        const float candidate = visible && score > negative_infinity() ? score : negative_infinity();
-        const float tile_max = warp_max(candidate);
-        const float old_max = state.max;
-        state.max = tile_max > old_max ? tile_max : old_max;
-        // With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift serves.
-        const float shift = state.max == negative_infinity() ? 0.0f : state.max;
-        decay = exp_f32(old_max - shift);
-        const float probability = visible ? exp_f32(score - shift) : kMasked;
-        state.sum = fmaf(state.sum, decay, visible ? probability : 0.0f);
-        return probability;
-    }
 };
+
+// Takes this lane's score (unless masked), with the row's maximum over the tile, and returns its P; `decay` receives the
+// factor that everything summed so far needs.
+ATTEST_DEVICE float update(Softmax& state, float score, bool visible, float tile_max, float& decay) {
+    const float old_max = state.max;
+    state.max = larger(tile_max, old_max);
+    // With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift serves.
+    const float shift = state.max == negative_infinity() ? 0.0f : state.max;
+    decay = exp_f32(old_max - shift);
+    const float probability = visible ? exp_f32(score - shift) : kMasked;
+    state.sum = fmaf(state.sum, decay, visible ? probability : 0.0f);
+    return probability;
+}
 
 // acc += p v unless the row does not see the key: then even a NaN in v must not reach it.
 ATTEST_DEVICE void accumulate(Quad& acc, float p, Quad v) {
@@ -260,11 +260,20 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads) {
             dot_two_rows<KV_FORMAT>(k_tile + lane * k_row_bytes, queries + warp_row * head_dim_k * 4, head_dim_k,
                                     scores[0], scores[1]);
         }
+        float candidates[kRowsPerWarp];
         ATTEST_UNROLL(2)
         for (int r = 0; r < kRowsPerWarp; ++r) {
-            const float score = modify_score(scores[r] * scale, softcap, slopes[r], key - rows[r].position);
+            scores[r] = modify_score(scores[r] * scale, softcap, slopes[r], key - rows[r].position);
+            // A NaN is no candidate for the maximum: it reaches the row through its probability.
+            candidates[r] = visible[r] ? larger(scores[r], negative_infinity()) : negative_infinity();
+        }
+        const float own_max = reduce_pair<false>(candidates[0], candidates[1]);
+        const float other_max = __shfl_xor_sync(kFullWarp, own_max, 16);
+        const float tile_max[kRowsPerWarp] = {lane < 16 ? own_max : other_max, lane < 16 ? other_max : own_max};
+        ATTEST_UNROLL(2)
+        for (int r = 0; r < kRowsPerWarp; ++r) {
             float decay;
-            const float probability = Softmax::add(softmax[r], score, visible[r], decay);
+            const float probability = update(softmax[r], scores[r], visible[r], tile_max[r], decay);
             if (lane < key_tile) {
                 store_f32(probabilities + lane * kRows + warp_row + r, probability);
             }
@@ -309,15 +318,16 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads) {
         }
     }
 
-    ATTEST_UNROLL(2)
-    for (int r = 0; r < kRowsPerWarp; ++r) {
-        const float sum = warp_sum(softmax[r].sum);
-        if (lane == 0) {
-            store_f32(denominators + warp_row + r, sum);
-            if (a.lse && rows[r].query_row >= 0) {
-                const float lse = sum == 0.0f ? negative_infinity() : softmax[r].max + ln_f32(sum);
-                a.lse[rows[r].query_row * a.lse_row_stride + rows[r].query_head * a.lse_head_stride] = lse;
-            }
+    const float sum = reduce_pair<true>(softmax[0].sum, softmax[1].sum);
+    if (lane % 16 == 0) {
+        const bool second = lane == 16;
+        store_f32(denominators + warp_row + (second ? 1 : 0), sum);
+        const i64 query_row = second ? rows[1].query_row : rows[0].query_row;
+        if (a.lse && query_row >= 0) {
+            const i32 query_head = second ? rows[1].query_head : rows[0].query_head;
+            const float max = second ? softmax[1].max : softmax[0].max;
+            a.lse[query_row * a.lse_row_stride + query_head * a.lse_head_stride] =
+                sum == 0.0f ? negative_infinity() : max + ln_f32(sum);
         }
     }
     // The last K tile was read before the loop's last barrier: its place takes the partial sums of the key groups.
@@ -341,9 +351,9 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads) {
             const Quad part = load_quad_f32(partials + (g * kRows * chunks + item) * 16);
             total = Quad{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
         }
-        const float sum = load_f32(denominators + r);
         // Nothing visible: the output is zero, not 0 / 0.
-        const float divisor = sum == 0.0f ? 1.0f : sum;
+        const float denominator = load_f32(denominators + r);
+        const float divisor = denominator == 0.0f ? 1.0f : denominator;
         total = Quad{__fdiv_rn(total.x, divisor) * v_scale, __fdiv_rn(total.y, divisor) * v_scale,
                      __fdiv_rn(total.z, divisor) * v_scale, __fdiv_rn(total.w, divisor) * v_scale};
         u8* to = a.out + (row.query_row * a.out_row_stride + row.query_head * a.out_head_stride +
