@@ -107,6 +107,12 @@ impl BoundModel {
     }
 }
 
+/// eta_j, from the two terms that a row's keys share; apart from [`RowBound`] so that it compiles to vector code.
+#[inline(always)]
+pub(crate) fn eta(per_magnitude: f64, common: f64, magnitude: f64, x: f64) -> f64 {
+    per_magnitude * magnitude + U * x.abs() + common
+}
+
 /// Sums over the visible keys that the bound of one output element is made of, all of unscaled V.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ElementSums {
@@ -134,10 +140,9 @@ pub(crate) struct RowBound {
 }
 
 impl RowBound {
-    /// eta_j of a key with magnitude S_j and logit x_j below the maximum.
-    #[inline]
+    /// eta_j of a key with magnitude S_j and logit x_j, relative to the maximum.
     pub fn eta(&self, magnitude: f64, x: f64) -> f64 {
-        self.per_magnitude * magnitude + U * x.abs() + self.common
+        eta(self.per_magnitude, self.common, magnitude, x)
     }
 
     /// E of one output element.

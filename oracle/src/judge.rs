@@ -11,12 +11,12 @@ use crate::request::{AttentionOptions, Head, Problem, Reference, Request, Rows};
 use crate::{Mask, OracleError};
 
 /// One row of one head.
-struct RowAnswer {
-    out: Array1<f64>,
-    bound: Array1<f64>,
-    lse: f64,
-    lse_bound: f64,
-    max_eta: f64,
+pub(crate) struct RowAnswer {
+    pub out: Array1<f64>,
+    pub bound: Array1<f64>,
+    pub lse: f64,
+    pub lse_bound: f64,
+    pub max_eta: f64,
 }
 
 /// Reference attention and error bound, in f64.
@@ -39,7 +39,7 @@ pub fn attend_f64(
 }
 
 /// Puts the answers, row by row and head by head, into arrays.
-fn assemble(problem: &Problem<'_>, answers: Vec<RowAnswer>) -> Reference {
+pub(crate) fn assemble(problem: &Problem<'_>, answers: Vec<RowAnswer>) -> Reference {
     let (rows, heads, dim) = (problem.rows.len(), problem.heads.len(), problem.v_dim());
     let mut out = Array3::zeros((rows, heads, dim));
     let mut bound = Array3::zeros((rows, heads, dim));
@@ -58,7 +58,8 @@ fn assemble(problem: &Problem<'_>, answers: Vec<RowAnswer>) -> Reference {
     Reference { out, lse, bound, lse_bound, rows: problem.rows.clone(), positions, max_eta }
 }
 
-fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, head: &Head) -> RowAnswer {
+/// The judge's answer for one row of one head.
+pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, head: &Head) -> RowAnswer {
     let p = problem.mask.position(row);
     let visible = contiguous(&problem.mask, p);
     let q = problem.request.q.slice(s![row, head.index, ..]);

@@ -5,6 +5,7 @@
 //! that the device reads; the device's answer is decoded with [`Format`]; [`compare`] and [`compare_lse`] say
 //! which elements lie outside and what they have in common.
 
+mod blocked;
 mod bound;
 mod compare;
 mod error;
@@ -16,6 +17,7 @@ mod merge;
 mod pattern;
 mod request;
 
+pub use blocked::{attend_f32, attend_f64_blocked, attend_f64_values};
 pub use bound::BoundModel;
 pub use compare::{Comparison, Deviation, compare, compare_lse};
 pub use error::OracleError;
@@ -24,4 +26,4 @@ pub use judge::attend_f64;
 pub use layout::{CacheLayout, CacheShape, CacheViews, Packing, Padding, PagedView};
 pub use mask::Mask;
 pub use merge::{MergedState, PartialState, merge_states};
-pub use request::{AttentionOptions, Reference, Request, Rows};
+pub use request::{Attention, AttentionOptions, Reference, Request, Rows};

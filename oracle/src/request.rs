@@ -94,6 +94,17 @@ pub struct Reference {
     pub max_eta: f64,
 }
 
+/// The answer without a bound. The first axis runs over `rows`.
+#[derive(Clone, Debug)]
+pub struct Attention<T> {
+    /// Output, `[rows, num_q_heads, v_dim]`.
+    pub out: Array3<T>,
+    /// Natural logarithm of the denominator, `[rows, num_q_heads]`.
+    pub lse: Array2<T>,
+    /// Row of the request that each first index stands for.
+    pub rows: Vec<usize>,
+}
+
 /// What one query head needs, resolved from the options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
