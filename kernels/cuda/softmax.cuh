@@ -18,34 +18,15 @@ ATTEST_DEVICE float max_keeping_nan(float a, float b) {
 #endif
 }
 
-// value + 1.5 * 2^23 rounded down: the low bits of the sum hold floor(value).
-ATTEST_DEVICE float align_floor(float value) {
-#ifdef ATTEST_SIMT
-    return floorf(value) + 12582912.0f;
-#else
-    return __fadd_rd(value, 12582912.0f);
-#endif
-}
-
-// 2^x for x <= 0 and a rounding error above it, within 2 ulp down to 2^-126; 0 for x <= -127 and for NaN.
-//
-// ATTEST_EXP2_HARDWARE selects the card's approximate instruction instead: it is as accurate, but no CPU repeats it.
+// 2^x for x <= 0 and a rounding error above it: the card's own instruction, within 2 ulp and 0 below 2^-126. The host
+// reproduces it bit for bit.
 ATTEST_DEVICE float exp2_weight(float x) {
-#if defined(ATTEST_EXP2_HARDWARE) && !defined(ATTEST_SIMT)
+#ifdef ATTEST_SIMT
+    return exp2_f32(x);
+#else
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
-#else
-    x = fmaxf(x, -127.0f);
-    const float aligned = align_floor(x);
-    const float fraction = x - (aligned - 12582912.0f);
-    float series = 0x1.e97502p-10f;
-    series = fmaf(series, fraction, 0x1.277854p-7f);
-    series = fmaf(series, fraction, 0x1.c91ce4p-5f);
-    series = fmaf(series, fraction, 0x1.ebdb58p-3f);
-    series = fmaf(series, fraction, 0x1.62e4bap-1f);
-    series = fmaf(series, fraction, 1.0f);
-    return make_f32(f32_bits(series) + (f32_bits(aligned) << 23));
 #endif
 }
 

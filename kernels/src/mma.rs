@@ -41,36 +41,51 @@ pub(crate) enum Cast {
 /// Tile sizes of one launch, chosen so that a block's shared memory fits the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Geometry {
-    /// Warps of a block; each owns 16 packed rows.
+    /// Warps of a block.
     pub warps: u64,
+    /// 16-row tiles of packed rows that each warp owns.
+    pub row_tiles: u64,
     /// Keys of a tile.
     pub key_tile: u64,
     /// Dynamic shared memory of a block in bytes.
     pub shared_bytes: u64,
 }
 
+/// Tiles whose key rows are held at once: `kRowRing` of `mma.cu`.
+const ROW_RING: u64 = 4;
+
 impl Geometry {
     /// Mirrors `Shared` of `mma.cu`.
-    fn new(warps: u64, key_tile: u64, head_dim: u64, casts: bool) -> Self {
+    fn new(warps: u64, row_tiles: u64, key_tile: u64, head_dim: u64, casts: bool) -> Self {
         let row = 2 * head_dim + 16;
         let (buffers, raw) = if casts { (1, 4 * key_tile * head_dim) } else { (2, 0) };
-        let shared_bytes = 4 * key_tile * 8 + 16 * warps * row + 2 * buffers * key_tile * row + raw;
-        Self { warps, key_tile, shared_bytes }
+        let key_rows = ROW_RING * 2 * key_tile * 8;
+        let shared_bytes = key_rows + 16 * row_tiles * warps * row + 2 * buffers * key_tile * row + raw;
+        Self { warps, row_tiles, key_tile, shared_bytes }
+    }
+
+    /// Packed rows of a block.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        16 * self.row_tiles * self.warps
     }
 
     /// The preferred geometry that fits `max_shared_bytes`; `None` if none does.
     ///
-    /// Few warps where few rows exist; then the longest key tile, since every tile costs a barrier and a pass over the
-    /// running maximum; then fewer warps.
+    /// Few warps where few rows exist. For many rows, two row tiles to a warp up to head_dim 128, where the registers
+    /// suffice: each matrix fragment of K and V then serves twice. Then the longest key tile, since every tile costs
+    /// a barrier and a pass over the running maximum; then fewer warps.
     #[must_use]
     pub fn choose(packed_rows: u64, head_dim: u64, casts: bool, max_shared_bytes: u64) -> Option<Self> {
-        let widest = match packed_rows {
-            0..=16 => 1,
-            17..=64 => 4,
-            _ => 8,
+        let blocks: &[(u64, u64)] = match packed_rows {
+            0..=16 => &[(1, 1)],
+            17..=64 => &[(4, 1), (1, 1)],
+            _ if head_dim <= 128 => &[(8, 2), (8, 1), (4, 1), (1, 1)],
+            _ => &[(8, 1), (4, 1), (1, 1)],
         };
-        let warps = [8, 4, 1].into_iter().filter(|&w| w <= widest);
-        let all = warps.flat_map(|w| [64, 32, 16].map(|k| Self::new(w, k, head_dim, casts)));
+        let all = blocks.iter().flat_map(|&(warps, row_tiles)| {
+            [64, 32, 16].map(|key_tile| Self::new(warps, row_tiles, key_tile, head_dim, casts))
+        });
         all.into_iter().find(|g| g.shared_bytes <= max_shared_bytes)
     }
 }
@@ -201,11 +216,11 @@ pub(crate) fn plan(
     let rows = if decode { packed } else { packed.max(65) };
     let max_shared = u64::from(capability.max_shared_bytes);
     let Some(geometry) = Geometry::choose(rows, shape.head_dim_k, casts, max_shared) else {
-        let least = Geometry::new(1, 16, shape.head_dim_k, casts).shared_bytes;
+        let least = Geometry::new(1, 1, 16, shape.head_dim_k, casts).shared_bytes;
         let what = format!("{max_shared} bytes of shared memory at head_dim {}", shape.head_dim_k);
         return Err(Unsupported { arm, what, accepted: format!("{least} bytes or more") });
     };
-    let row_tiles = packed.div_ceil(16 * geometry.warps).max(1);
+    let row_tiles = packed.div_ceil(geometry.rows()).max(1);
     let splits = if decode {
         let blocks = row_tiles * shape.num_kv_heads * shape.num_requests;
         let key_blocks = shape.max_seq_len.div_ceil(geometry.key_tile);
@@ -221,15 +236,17 @@ pub(crate) fn plan(
 }
 
 /// The compiled instance of a plan.
-pub(crate) fn spec(q: DType, kv: DType, head_dim: u64, cast: Cast, plan: &MmaPlan) -> KernelSpec {
+pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> KernelSpec {
     let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
     let entry = if plan.entry == DECODE { DECODE } else { PREFILL };
     let mut defines = vec![
         ("ENTRY", entry.to_owned()),
-        ("Q_FORMAT", codec(q)),
-        ("KV_FORMAT", codec(kv)),
-        ("HEAD_DIM", head_dim.to_string()),
+        ("Q_FORMAT", codec(shape.q_dtype)),
+        ("KV_FORMAT", codec(shape.kv_dtype)),
+        ("HEAD_DIM", shape.head_dim_k.to_string()),
+        ("MODIFIED", u8::from(shape.softcap || shape.alibi).to_string()),
         ("WARPS", plan.geometry.warps.to_string()),
+        ("ROW_TILES", plan.geometry.row_tiles.to_string()),
         ("KEY_TILE", plan.geometry.key_tile.to_string()),
     ];
     if cast == Cast::Hardware {
@@ -266,7 +283,7 @@ pub(crate) fn launch(
     if shape.num_kv_heads > 65535 {
         return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
     }
-    let spec = spec(shape.q_dtype, shape.kv_dtype, shape.head_dim_k, cast, plan);
+    let spec = spec(shape, cast, plan);
     let kernel = device.load_kernel(&spec)?;
     let combine =
         if plan.splits > 1 { Some(device.load_kernel(&combine_spec(shape.q_dtype))?) } else { None };
@@ -374,6 +391,6 @@ mod tests {
         let capability = Capability { major: 8, minor: 0, max_shared_bytes: 9000, multiprocessors: 8 };
         let shape = AttentionShape { head_dim_k: 256, head_dim_v: 256, ..AttentionShape::example() };
         let error = plan(Arm::Mma, &shape, false, &capability, &Knobs::default()).unwrap_err().to_string();
-        assert!(error.contains("9000 bytes") && error.contains("42752 bytes or more"), "{error}");
+        assert!(error.contains("9000 bytes") && error.contains("43264 bytes or more"), "{error}");
     }
 }
