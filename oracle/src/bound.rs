@@ -155,11 +155,8 @@ impl RowBound {
         self.v_scale * terms * SECOND_ORDER
     }
 
-    /// E_lse, from Σ w_j eta_j. An lse of −∞ is exact.
+    /// E_lse, from Σ w_j eta_j and the finite lse.
     pub fn lse(&self, weighted_eta: f64, lse: f64) -> f64 {
-        match lse == f64::NEG_INFINITY {
-            true => 0.0,
-            false => (weighted_eta + self.sums + U * lse.abs()) * SECOND_ORDER,
-        }
+        (weighted_eta + self.sums + U * lse.abs()) * SECOND_ORDER
     }
 }

@@ -3,7 +3,7 @@
 //! Each quantity of the definition and of the bound has a pass of its own, in the order in which they are
 //! defined. Faster paths are tested against this one.
 
-use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, Axis, Zip, s};
+use ndarray::{Array1, Array2, Array3, Axis, Zip, s};
 use rayon::prelude::*;
 
 use crate::bound::{BoundModel, ElementSums};
@@ -19,7 +19,15 @@ pub(crate) struct RowAnswer {
     pub max_eta: f64,
 }
 
-/// Reference attention and error bound, in f64.
+impl RowAnswer {
+    /// A row with no visible key and no sink: 0 and −∞, both exact.
+    pub fn of_nothing(v_dim: usize) -> Self {
+        let zeros = Array1::zeros(v_dim);
+        Self { out: zeros.clone(), bound: zeros, lse: f64::NEG_INFINITY, lse_bound: 0.0, max_eta: 0.0 }
+    }
+}
+
+/// Reference attention and error bound, in f64: the plain path, which judges.
 ///
 /// # Errors
 /// If the shapes do not fit each other, an option is outside its range, or a sampled row does not exist.
@@ -61,38 +69,32 @@ pub(crate) fn assemble(problem: &Problem<'_>, answers: Vec<RowAnswer>) -> Refere
 /// The judge's answer for one row of one head.
 pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, head: &Head) -> RowAnswer {
     let p = problem.mask.position(row);
-    let visible = contiguous(&problem.mask, p);
-    let q = problem.request.q.slice(s![row, head.index, ..]);
-    let k = problem.request.k.slice(s![visible.clone(), head.kv_index, ..]);
-    let v = problem.request.v.slice(s![visible.clone(), head.kv_index, ..]);
+    let visible = visible_keys(&problem.mask, p);
+    if visible.is_empty() && head.sink.is_none() {
+        return RowAnswer::of_nothing(problem.v_dim());
+    }
+    let q = problem.request.q.slice(s![row, head.index, ..]).mapv(f64::from);
+    let k = problem.request.k.slice(s![visible.clone(), head.kv_index, ..]).mapv(f64::from);
+    let v = problem.request.v.slice(s![visible.clone(), head.kv_index, ..]).mapv(f64::from);
 
     let logits: Array1<f64> =
-        k.outer_iter().zip(visible.clone()).map(|(key, j)| head.logit(dot(q, key), p, j as i64)).collect();
+        k.dot(&q).iter().zip(visible.clone()).map(|(&dot, j)| head.logit(dot, p, j as i64)).collect();
     let max = logits.iter().copied().chain(head.sink).fold(f64::NEG_INFINITY, f64::max);
     let x = logits.mapv(|logit| logit - max);
     let exps = x.mapv(f64::exp);
     let denominator = exps.sum() + head.sink.map_or(0.0, |sink| (sink - max).exp());
     let weights = exps.mapv(|exp| exp / denominator);
-    let mean = weighted_sum(&weights, v, |v| v);
-    let nothing = visible.is_empty() && head.sink.is_none();
-    let lse = if nothing { f64::NEG_INFINITY } else { max + denominator.ln() };
+    let mean = weighted_sum(&weights, &v);
+    let lse = max + denominator.ln();
 
     let row_bound = model.row(head, problem.k_dim(), &visible, x.fold(0.0, |max, x| f64::max(max, x.abs())));
-    let magnitudes = k.outer_iter().map(|key| head.sigma.abs() * dot_of_magnitudes(q, key));
-    let etas: Array1<f64> = magnitudes.zip(&x).map(|(magnitude, &x)| row_bound.eta(magnitude, x)).collect();
+    let magnitudes = k.mapv(f64::abs).dot(&q.mapv(f64::abs)) * head.sigma.abs();
+    let etas = Zip::from(&magnitudes).and(&x).map_collect(|&magnitude, &x| row_bound.eta(magnitude, x));
     let weighted_etas = &weights * &etas;
-    let weighted = weighted_sum(&weights, v, f64::abs);
-    let squares = weighted_sum(&weights.mapv(|w| w * w), v, |v| v * v);
-    let spread: Array1<f64> = v
-        .axis_iter(Axis(1))
-        .zip(&mean)
-        .map(|(column, &mean)| {
-            Zip::from(column)
-                .and(&weighted_etas)
-                .fold(0.0, |sum, &v, &a| sum + a * (f64::from(v) - mean).abs())
-        })
-        .collect();
-    let lost = weighted_sum(&Array1::ones(weights.len()), v, |v| v.abs() / denominator);
+    let weighted = weighted_sum(&weights, &v.mapv(f64::abs));
+    let squares = weighted_sum(&weights.mapv(|w| w * w), &v.mapv(|v| v * v));
+    let spread = weighted_sum(&weighted_etas, &(&v - &mean).mapv(f64::abs));
+    let lost = v.mapv(f64::abs).sum_axis(Axis(0)) / denominator;
 
     let element = |d: usize| ElementSums {
         weighted: weighted[d],
@@ -110,26 +112,18 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
 }
 
 /// The visible keys, found by asking about each key in turn.
-fn contiguous(mask: &Mask, p: i64) -> std::ops::Range<usize> {
+fn visible_keys(mask: &Mask, p: i64) -> std::ops::Range<usize> {
     let mut visible = (0..mask.kv_len).filter(|&j| mask.is_visible(p, j));
     let Some(first) = visible.next() else { return 0..0 };
     let last = visible.next_back().unwrap_or(first);
     first as usize..last as usize + 1
 }
 
-fn dot(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
-}
-
-fn dot_of_magnitudes(a: ArrayView1<'_, f32>, b: ArrayView1<'_, f32>) -> f64 {
-    a.iter().zip(b).map(|(&a, &b)| (f64::from(a) * f64::from(b)).abs()).sum()
-}
-
-/// Σ_j w_j f(v_jd) for each d.
-fn weighted_sum(weights: &Array1<f64>, v: ArrayView2<'_, f32>, f: impl Fn(f64) -> f64) -> Array1<f64> {
+/// Σ_j w_j v_jd for each d.
+fn weighted_sum(weights: &Array1<f64>, v: &Array2<f64>) -> Array1<f64> {
     let mut sums = Array1::zeros(v.ncols());
     for (&weight, value) in weights.iter().zip(v.outer_iter()) {
-        Zip::from(&mut sums).and(value).for_each(|sum, &v| *sum += weight * f(f64::from(v)));
+        sums.scaled_add(weight, &value);
     }
     sums
 }

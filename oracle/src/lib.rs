@@ -1,7 +1,7 @@
 //! What is right: number formats, page layouts, reference attention, error bound and comparison.
 //!
 //! Pure mathematics: nothing here knows of devices or kernels, does I/O, or holds state. A verdict is made in
-//! three steps: [`attend_f64`] computes output, lse and the error allowed to each element from the very bits
+//! three steps: [`attend`] computes output, lse and the error allowed to each element from the very bits
 //! that the device reads; the device's answer is decoded with [`Format`]; [`compare`] and [`compare_lse`] say
 //! which elements lie outside and what they have in common.
 
@@ -17,7 +17,7 @@ mod merge;
 mod pattern;
 mod request;
 
-pub use blocked::{attend_f32, attend_f64_blocked, attend_f64_values};
+pub use blocked::{attend, attend_f32, attend_f64_blocked, attend_f64_values};
 pub use bound::BoundModel;
 pub use compare::{Comparison, Deviation, compare, compare_lse};
 pub use error::OracleError;

@@ -1,6 +1,8 @@
 //! Two passes over the keys: logits and magnitudes first, then every sum of the bound as a matrix product.
 
-use ndarray::{Array3, s};
+use std::ops::Range;
+
+use ndarray::{Array1, Array2, Array3, Zip, s};
 
 use super::flash::{KEY_TILE, logits};
 use super::lanes::LaneGroup;
@@ -16,8 +18,7 @@ pub(super) struct Bounded<'a, 'p, const N: usize> {
     pub model: &'a BoundModel,
     pub group: &'a LaneGroup<f64, N>,
     pub panels: &'a HeadPanels<f64>,
-    /// From [`magnitudes_before`].
-    pub lost: &'a Array3<f64>,
+    pub magnitudes: &'a MagnitudeSums,
 }
 
 /// What the first pass leaves: one entry per key of the group's range, from a whole panel on.
@@ -53,23 +54,46 @@ const ETA_V2: usize = 3;
 /// Σ p²·v², which only the random-walk form of the bound needs.
 const SQUARES: usize = 4;
 
-/// Σ |v| over the keys before each one, `[kv_len + 1, num_kv_heads, v_dim]`: visible keys are a range, so the sum
-/// over them is a difference of two rows.
-pub(super) fn magnitudes_before(problem: &Problem<'_>) -> Array3<f64> {
-    let v = problem.request.v;
-    let (kv_len, kv_heads, v_dim) = v.dim();
-    let mut sums = Array3::zeros((kv_len + 1, kv_heads, v_dim));
-    for j in 0..kv_len {
-        let (before, mut after) = sums.multi_slice_mut((s![j, .., ..], s![j + 1, .., ..]));
-        ndarray::Zip::from(&mut after)
-            .and(&before)
-            .and(v.index_axis(ndarray::Axis(0), j))
-            // NaN or infinity would spoil the sums of rows that do not see it; rows that do are the judge's.
-            .for_each(|after, &before, &v| {
-                *after = before + if v.is_finite() { f64::from(v.abs()) } else { 0.0 }
-            });
+/// Sums of |v| over ranges of keys, for the ends that visible ranges have.
+pub(super) struct MagnitudeSums {
+    /// First keys and one past the last keys, ascending.
+    ends: Vec<usize>,
+    /// Σ |v| over the keys before each end, `[ends, num_kv_heads, v_dim]`.
+    before: Array3<f64>,
+}
+
+impl MagnitudeSums {
+    pub fn new(problem: &Problem<'_>) -> Self {
+        let ranges = problem.rows.iter().map(|&row| problem.mask.visible_keys(problem.mask.position(row)));
+        let mut ends: Vec<usize> = ranges.flat_map(|keys| [keys.start, keys.end]).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let v = problem.request.v;
+        let (_, kv_heads, v_dim) = v.dim();
+        let mut before = Array3::zeros((ends.len(), kv_heads, v_dim));
+        let mut sum = Array2::zeros((kv_heads, v_dim));
+        let mut next = 0;
+        for (mut before, &end) in before.outer_iter_mut().zip(&ends) {
+            for key in v.slice(s![next..end, .., ..]).outer_iter() {
+                // NaN and infinity would spoil the sums of rows that do not see them; rows that do are the judge's.
+                Zip::from(&mut sum)
+                    .and(&key)
+                    .for_each(|sum, v| *sum += if v.is_finite() { f64::from(v.abs()) } else { 0.0 });
+            }
+            next = end;
+            before.assign(&sum);
+        }
+        Self { ends, before }
     }
-    sums
+
+    /// Σ |v| over a visible range, one per dim.
+    fn over(&self, keys: &Range<usize>, kv_head: usize) -> Array1<f64> {
+        let before = |end: usize| {
+            let place = self.ends.partition_point(|&other| other < end);
+            self.before.slice(s![place, kv_head, ..])
+        };
+        &before(keys.end) - &before(keys.start)
+    }
 }
 
 impl<const N: usize> Vectorised for Bounded<'_, '_, N> {
@@ -157,7 +181,7 @@ impl<const N: usize> Bounded<'_, '_, N> {
     fn add_products<const FMA: bool>(
         &self,
         weights: &Weights<N>,
-        keys: std::ops::Range<usize>,
+        keys: Range<usize>,
         sums: &mut [Vec<[[f64; N]; PANEL]>; PRODUCTS],
     ) {
         let mut mapped = [[0.0; PANEL]; KEY_TILE];
@@ -182,12 +206,12 @@ impl<const N: usize> Bounded<'_, '_, N> {
     fn answer(&self, n: usize, max: f64, bound: &RowBound, sums: &Sums<N>) -> RowAnswer {
         let lane = &self.group.lanes[n];
         let visible = &self.group.visible[n];
-        let nothing = visible.is_empty() && lane.head.sink.is_none();
-        // Every sum is 0 where there is no key; any denominator then gives 0.
-        let denominator = if nothing { 1.0 } else { sums.denominator[n] };
-        let lse = if nothing { f64::NEG_INFINITY } else { max + denominator.ln() };
-        let lost = |j: usize| self.lost.slice(s![j, lane.head.kv_index, ..]);
-        let lost = if visible.is_empty() { None } else { Some(&lost(visible.end) - &lost(visible.start)) };
+        if visible.is_empty() && lane.head.sink.is_none() {
+            return RowAnswer::of_nothing(self.problem.v_dim());
+        }
+        let denominator = sums.denominator[n];
+        let lse = max + denominator.ln();
+        let magnitudes = self.magnitudes.over(visible, lane.head.kv_index);
         let eta = sums.eta[n] / denominator;
         let element = |d: usize| {
             let sum = |product: usize| sums.elements[product][d / PANEL][d % PANEL][n] / denominator;
@@ -197,7 +221,7 @@ impl<const N: usize> Bounded<'_, '_, N> {
                 weighted: sum(WEIGHTED),
                 squares: sum(SQUARES) / denominator,
                 spread: (eta * around_mean.max(0.0)).sqrt(),
-                lost: lost.as_ref().map_or(0.0, |lost| lost[d] / denominator),
+                lost: magnitudes[d] / denominator,
             };
             (mean * lane.head.v_scale, bound.out(&terms))
         };
@@ -225,7 +249,7 @@ impl<const N: usize> Weights<N> {
     fn fill<const FMA: bool>(
         &mut self,
         scores: &Scores<N>,
-        tile: std::ops::Range<usize>,
+        tile: Range<usize>,
         bounds: &[Option<RowBound>; N],
         sums: &mut Sums<N>,
     ) {

@@ -17,7 +17,7 @@ use crate::bound::BoundModel;
 use crate::error::OracleError;
 use crate::judge::{self, RowAnswer};
 use crate::request::{Attention, AttentionOptions, Problem, Reference, Request, Rows};
-use bounded::Bounded;
+use bounded::{Bounded, MagnitudeSums};
 use flash::Flash;
 use lanes::LaneGroup;
 use plan::Plan;
@@ -71,11 +71,13 @@ pub fn attend_f64_blocked(
     model.check()?;
     let problem = Problem::new(request, options, rows)?;
     let plan = Plan::new(&problem, F64_LANES);
-    let lost = bounded::magnitudes_before(&problem);
+    let magnitudes = MagnitudeSums::new(&problem);
     let answers = plan.run(&problem, |panels, lanes| {
         let group = LaneGroup::<f64, F64_LANES>::new(&problem, lanes);
         match group.is_finite(panels) {
-            true => dispatch(Bounded { problem: &problem, model, group: &group, panels, lost: &lost }),
+            true => {
+                dispatch(Bounded { problem: &problem, model, group: &group, panels, magnitudes: &magnitudes })
+            }
             false => {
                 lanes.iter().map(|lane| judge::answer_row(&problem, model, lane.row, &lane.head)).collect()
             }
@@ -91,6 +93,28 @@ pub fn attend_f64_blocked(
         }
     }
     Ok(judge::assemble(&problem, ordered))
+}
+
+/// Multiply-adds of q·k up to which [`attend`] takes the judge: well under a second.
+const JUDGE_LIMIT: usize = 1 << 27;
+
+/// Reference attention and error bound: by the judge where that takes well under a second, else by the fast path.
+///
+/// # Errors
+/// As [`attend_f64`](crate::attend_f64).
+pub fn attend(
+    request: &Request<'_>,
+    options: &AttentionOptions,
+    model: &BoundModel,
+    rows: Rows<'_>,
+) -> Result<Reference, OracleError> {
+    let problem = Problem::new(request, options, rows)?;
+    let pairs: usize =
+        problem.rows.iter().map(|&row| problem.mask.visible_keys(problem.mask.position(row)).len()).sum();
+    match pairs.saturating_mul(problem.heads.len()).saturating_mul(problem.k_dim()) <= JUDGE_LIMIT {
+        true => judge::attend_f64(request, options, model, rows),
+        false => attend_f64_blocked(request, options, model, rows),
+    }
 }
 
 /// Output and lse of one group of lanes.

@@ -101,7 +101,9 @@ macro_rules! exponential {
             let power = <$float>::from_bits(
                 (shifted.to_bits() << $fraction_bits).wrapping_add($bias << $fraction_bits),
             );
-            if x < $lowest { 0.0 } else { sum * power }
+            // A mask and not a branch: with a branch the loops around this do not become vector code.
+            let keep = <$bits>::from(x < $lowest).wrapping_sub(1);
+            <$float>::from_bits((sum * power).to_bits() & keep)
         }
     };
 }
