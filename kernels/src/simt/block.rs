@@ -171,7 +171,7 @@ impl Block {
             warp.start((self.count as usize - number * WARP).min(WARP));
         }
         let [bx, by, _] = self.geometry[1];
-        let epoch = self.checker.as_mut().map_or(0, |c| c.start_block(index));
+        let epoch = self.checker.as_mut().map_or(0, |c| c.start_block(self.geometry[0]));
         for linear in 0..self.count {
             let lane = Lane {
                 thread: [linear % bx, linear / bx % by, linear / (bx * by)],

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::compile::{self, Compiler};
 use super::executor::State;
 use super::fiber::{MAX_LANES, SHARED_BYTES};
+use super::global_shadow::GlobalShadow;
 use super::memory::Memory;
 use super::module::Module;
-use super::options::SimtOptions;
+use super::options::{Mode, SimtOptions};
 use super::stream::{Event, Graph, Stream, Work};
 use crate::device::{
     Device, DeviceError, DeviceInfo, DeviceKind, DevicePtr, DeviceResult, EventId, GraphId, KernelId,
@@ -41,10 +42,14 @@ impl SimtDevice {
         }
         let compiler = Compiler::find(options.compiler.as_deref())?;
         let cache = compile::cache_dir(options.cache_dir.as_deref());
-        let memory = Memory::new(options.fill).map_err(|e| {
-            DeviceError::Environment(format!("cannot reserve address space for device memory: {e}"))
-        })?;
-        Ok(Arc::new(Self { options, compiler, cache, state: Mutex::new(State::new(memory)) }))
+        let reserve =
+            |e| DeviceError::Environment(format!("cannot reserve address space for device memory: {e}"));
+        let memory = Memory::new(options.fill).map_err(reserve)?;
+        let shadow = match options.mode {
+            Mode::Checked => Some(GlobalShadow::new(memory.range()).map_err(reserve)?),
+            Mode::Fast => None,
+        };
+        Ok(Arc::new(Self { options, compiler, cache, state: Mutex::new(State::new(memory, shadow)) }))
     }
 
     /// The options the device was made with.
@@ -70,6 +75,18 @@ impl SimtDevice {
             }
         });
         results.into_iter().map(|r| r.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+    }
+
+    /// Whether every byte of a range has been written, all work on `stream` being done. Always true in fast mode,
+    /// which does not keep count.
+    ///
+    /// # Errors
+    /// Those of the stream's work; [`DeviceError::InvalidArgument`] for bytes outside an allocation.
+    pub fn defined(&self, ptr: DevicePtr, bytes: u64, stream: StreamId) -> DeviceResult<bool> {
+        self.check_range("defined", "ptr", ptr, bytes)?;
+        self.synchronize(stream)?;
+        let state = self.lock();
+        Ok(state.shadow.as_ref().is_none_or(|s| s.all_defined(ptr.0 as usize, bytes as usize)))
     }
 
     fn compile(&self, spec: &KernelSpec) -> DeviceResult<PathBuf> {
@@ -200,7 +217,7 @@ impl Device for SimtDevice {
             return Err(refused);
         }
         let Ok(size) = usize::try_from(bytes) else { return Err(refused) };
-        match state.memory.allocate(size) {
+        match state.allocate(size) {
             Ok(Some(start)) => {
                 state.used += bytes;
                 state.high_water = state.high_water.max(used + bytes);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::global_shadow::GlobalShadow;
 use super::launch;
 use super::memory::Memory;
 use super::module::Module;
@@ -18,6 +19,8 @@ use crate::source::KernelSpec;
 /// Everything that changes.
 pub(super) struct State {
     pub memory: Memory,
+    /// Present in checked mode.
+    pub shadow: Option<GlobalShadow>,
     pub modules: Vec<Module>,
     pub loaded: HashMap<KernelSpec, KernelId>,
     pub streams: HashMap<StreamId, Stream>,
@@ -32,9 +35,10 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn new(memory: Memory) -> Self {
+    pub fn new(memory: Memory, shadow: Option<GlobalShadow>) -> Self {
         Self {
             memory,
+            shadow,
             modules: Vec::new(),
             loaded: HashMap::new(),
             streams: HashMap::from([(StreamId::DEFAULT, Stream::default())]),
@@ -126,7 +130,15 @@ impl State {
     ) -> DeviceResult<()> {
         self.launch_number += 1;
         let module = &self.modules[kernel.0 as usize];
-        let outcome = launch::run(options, &mut self.memory, module, config, params, self.launch_number)?;
+        let outcome = launch::run(
+            options,
+            &self.memory,
+            self.shadow.as_mut(),
+            module,
+            config,
+            params,
+            self.launch_number,
+        )?;
         if !outcome.findings.is_empty() {
             self.fail(stream, DeviceError::Findings(outcome.findings), outcome.stopped);
         }
@@ -195,6 +207,7 @@ impl State {
         let to = self.live("copy to the device", dst, data.len() as u64)?;
         // SAFETY: `to` is valid for the length; host data does not overlap device memory.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        self.define(dst, data.len() as u64);
         Ok(())
     }
 
@@ -202,6 +215,9 @@ impl State {
         let (to, from) = (self.live("copy", dst, bytes)?, self.live("copy", src, bytes)?);
         // SAFETY: both are valid for `bytes`.
         unsafe { std::ptr::copy(from, to, bytes as usize) };
+        if let Some(shadow) = &mut self.shadow {
+            shadow.copy(dst.0 as usize, src.0 as usize, bytes as usize);
+        }
         Ok(())
     }
 
@@ -209,7 +225,24 @@ impl State {
         let to = self.live("memset", dst, bytes)?;
         // SAFETY: `to` is valid for `bytes`.
         unsafe { std::ptr::write_bytes(to, value, bytes as usize) };
+        self.define(dst, bytes);
         Ok(())
+    }
+
+    /// Marks bytes as written, in checked mode.
+    pub fn define(&mut self, ptr: DevicePtr, bytes: u64) {
+        if let Some(shadow) = &mut self.shadow {
+            shadow.define_range(ptr.0 as usize, bytes as usize);
+        }
+    }
+
+    /// Maps a fresh allocation of which nothing is written; `None` if there is no room.
+    pub fn allocate(&mut self, bytes: usize) -> std::io::Result<Option<usize>> {
+        let start = self.memory.allocate(bytes)?;
+        if let (Some(shadow), Some(start)) = (&mut self.shadow, start) {
+            shadow.forget(start, bytes)?;
+        }
+        Ok(start)
     }
 
     /// Copies device bytes to the host, all earlier work being done.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::module::Module;
+use super::module::{Module, Place};
 use crate::device::{Finding, FindingKind};
 
 /// Distinct places kept per launch; the rest is only counted.
@@ -38,34 +38,35 @@ impl Findings {
         }
     }
 
-    /// Whether nothing was found.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// The findings with source lines, places on the same lines merged, in the order they were first seen.
     pub fn into_findings(self, module: &Module) -> Vec<Finding> {
         let mut merged: Vec<Finding> = Vec::new();
-        let site = |pc: u32| if pc == 0 { None } else { module.site(pc) };
         for entry in self.entries {
-            let (site, other_site) = (site(entry.pc), site(entry.other));
+            let (place, other) = (place(module, entry.pc), place(module, entry.other));
+            let site = place.as_ref().map(|p| p.site.clone());
+            let other_site = other.as_ref().map(|p| p.site.clone());
             let same = merged.iter_mut().find(|f| {
                 f.kind == entry.kind && f.site == site && f.other_site == other_site && site.is_some()
             });
-            match same {
-                Some(finding) => finding.count += entry.count,
-                None => merged.push(Finding {
-                    kind: entry.kind,
-                    message: format!("{} in {}", entry.message, module.entry_name),
-                    site,
-                    other_site,
-                    count: entry.count,
-                }),
+            if let Some(finding) = same {
+                finding.count += entry.count;
+                continue;
             }
+            let mut message = format!("{} in {}", entry.message, module.entry_name);
+            let helpers: Vec<String> =
+                [place, other].into_iter().flatten().filter_map(|p| p.helper).collect();
+            if !helpers.is_empty() {
+                message.push_str(&format!(" (through {})", helpers.join(" and ")));
+            }
+            merged.push(Finding { kind: entry.kind, message, site, other_site, count: entry.count });
         }
         if let (Some(last), true) = (merged.last_mut(), self.dropped > 0) {
             last.message.push_str(&format!(" (and {} more at further places)", self.dropped));
         }
         merged
     }
+}
+
+fn place(module: &Module, pc: u32) -> Option<Place> {
+    if pc == 0 { None } else { module.place(pc) }
 }

@@ -5,10 +5,12 @@ use std::ffi::c_void;
 use super::block::{Block, BlockEnd};
 use super::check::Checker;
 use super::fiber::Arena;
+use super::global_shadow::GlobalShadow;
 use super::memory::Memory;
 use super::module::Module;
 use super::options::{Mode, SimtOptions};
 use super::schedule::Order;
+use super::shared_shadow::SharedShadow;
 use crate::device::{DeviceError, DeviceResult, Finding, FindingKind, LaunchConfig};
 
 /// What a launch did wrong.
@@ -21,7 +23,8 @@ pub(super) struct Outcome {
 /// Runs a launch. Arguments have been checked; an error is one of the surroundings.
 pub(super) fn run(
     options: &SimtOptions,
-    memory: &mut Memory,
+    memory: &Memory,
+    shadow: Option<&mut GlobalShadow>,
     module: &Module,
     config: LaunchConfig,
     params: &[u8],
@@ -31,16 +34,19 @@ pub(super) fn run(
     let arena = Arena::get().and_then(|arena| arena.borrow(lanes));
     let segment = arena.map_err(|e| DeviceError::Environment(format!("cannot map fiber stacks: {e}")))?;
     let mut order = Order::new(options.schedule, number);
-    let blocks = order.blocks(config.grid.iter().map(|&g| u64::from(g)).product());
+    let walk = order.blocks(config.grid.iter().map(|&g| u64::from(g)).product());
     let shared_bytes = config.shared_bytes as usize;
     let mut block = Block::new(config.block, config.grid, shared_bytes, segment, module, order);
-    if options.mode == Mode::Checked {
-        let shared = (block.shared as usize, shared_bytes);
-        block.checker = Some(Box::new(Checker::new(memory, module, shared)));
+    if let Some(global) = shadow {
+        let reserve = |e| DeviceError::Environment(format!("cannot map the shadow of device memory: {e}"));
+        global.start_launch(walk.len()).map_err(reserve)?;
+        let shared = SharedShadow::new(shared_bytes, block.warps.len());
+        let checker = Checker::new(memory, module, global, shared, block.shared as usize, config.grid, walk);
+        block.checker = Some(Box::new(checker));
     }
     let params = AlignedBytes::new(params);
     let mut stopped = false;
-    for index in blocks {
+    for index in walk.iter() {
         block.fill_shared(options.fill.byte());
         // SAFETY: the block lives on this frame and nothing else refers to it; the parameters were checked to have
         // the kernel's size.

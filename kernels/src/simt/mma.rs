@@ -195,11 +195,11 @@ pub(super) fn multiply(lanes: &Lanes, f16: bool) {
             let (row, k) = a_place(lane, i);
             a[row][k] = layout.decode(half(&ra, i));
         }
-        for i in 0..4 {
+        for (i, &value) in rc.iter().enumerate() {
             let (k, column) = b_place(lane, i);
             b[column][k] = layout.decode(half(&rb, i));
             let (row, column) = c_place(lane, i);
-            c[row][column] = rc[i];
+            c[row][column] = value;
         }
     }
     for lane in 0..WARP {

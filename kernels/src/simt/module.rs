@@ -35,7 +35,7 @@ pub(super) struct Module {
 struct Lines {
     loader: Option<Loader>,
     opened: bool,
-    sites: HashMap<usize, Option<String>>,
+    places: HashMap<usize, Option<Place>>,
 }
 
 // SAFETY: `Loader` holds only data read from a file; a module is used under the device's lock.
@@ -100,38 +100,54 @@ impl Module {
         pc.wrapping_sub(self.image.0) as u32
     }
 
-    /// `file:line` of the call before a return address: the innermost frame in a kernel source, not counting
-    /// the prelude and the wrappers of single instructions.
-    pub fn site(&self, pc_offset: u32) -> Option<String> {
+    /// Where in the kernel's source the call before a return address stands.
+    pub fn place(&self, pc_offset: u32) -> Option<Place> {
         let mut lines = self.lines.borrow_mut();
         if !lines.opened {
             lines.opened = true;
             lines.loader = Loader::new(&self.path).ok();
         }
         let probe = (pc_offset as usize).checked_sub(1)?;
-        if let Some(known) = lines.sites.get(&probe) {
+        if let Some(known) = lines.places.get(&probe) {
             return known.clone();
         }
-        let found = lines.loader.as_ref().and_then(|loader| innermost_kernel_line(loader, probe as u64));
-        lines.sites.insert(probe, found.clone());
+        let found = lines.loader.as_ref().and_then(|loader| place_of(loader, probe as u64));
+        lines.places.insert(probe, found.clone());
         found
+    }
+
+    /// `file:line` of [`Self::place`].
+    pub fn site(&self, pc_offset: u32) -> Option<String> {
+        self.place(pc_offset).map(|place| place.site)
     }
 }
 
-fn innermost_kernel_line(loader: &Loader, probe: u64) -> Option<String> {
+/// A place in kernel sources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// `file:line` in the kernel's own file: where a helper was called from, if the place is in one.
+    pub site: String,
+    /// `file:line` in the helper.
+    pub helper: Option<String>,
+}
+
+/// The innermost frame in a `.cu` file, and the innermost one in a header if that lies deeper. The prelude and the
+/// wrappers of single instructions are not places of a kernel.
+fn place_of(loader: &Loader, probe: u64) -> Option<Place> {
     let mut frames = loader.find_frames(probe).ok()?;
-    let mut fallback = None;
+    let (mut wrapper, mut helper) = (None, None);
     while let Ok(Some(frame)) = frames.next() {
         let Some(location) = frame.location else { continue };
         let (Some(file), Some(line)) = (location.file, location.line) else { continue };
         let name = file.rsplit('/').next().unwrap_or(file);
         let text = format!("{name}:{line}");
-        if !matches!(name, "prelude.h" | "arch.cuh" | "shim.cpp") {
-            return Some(text);
+        if name.ends_with(".cu") {
+            return Some(Place { site: text, helper });
         }
-        fallback.get_or_insert(text);
+        let slot = if matches!(name, "prelude.h" | "arch.cuh") { &mut wrapper } else { &mut helper };
+        slot.get_or_insert(text);
     }
-    fallback
+    Some(Place { site: helper.or(wrapper)?, helper: None })
 }
 
 /// First address and end of the loaded object that contains `address`.

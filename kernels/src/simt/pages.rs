@@ -60,6 +60,13 @@ impl Reservation {
         self.remap(address, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file)
     }
 
+    /// Asks for ordinary pages: a table touched here and there would otherwise fill up with huge ones. A kernel
+    /// without huge pages refuses, which is as good.
+    pub fn use_small_pages(&self, address: usize, bytes: usize) {
+        // SAFETY: advice about this reservation's pages changes no contents.
+        unsafe { libc::madvise(address as *mut libc::c_void, bytes, libc::MADV_NOHUGEPAGE) };
+    }
+
     fn remap(&self, address: usize, bytes: usize, protection: i32, flags: i32, file: i32) -> io::Result<()> {
         assert!(address.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE), "whole pages only");
         assert!(address >= self.base && address + bytes <= self.base + self.bytes, "inside the reservation");

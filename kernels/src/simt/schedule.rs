@@ -71,21 +71,44 @@ impl Order {
         }
     }
 
-    /// A walk over `0..blocks` that visits each exactly once.
-    pub fn blocks(&mut self, blocks: u64) -> impl Iterator<Item = u64> + use<> {
+    /// The order of `blocks` blocks, at least one.
+    pub fn blocks(&mut self, blocks: u64) -> Walk {
         let (start, step) = match self.schedule {
             Schedule::Forward => (0, 1),
             Schedule::Reverse => (blocks - 1, blocks - 1),
             Schedule::Random(_) => {
                 let start = self.below(blocks);
-                let step =
-                    (0..64).map(|_| 1 + self.below(blocks)).find(|&s| gcd(s, blocks) == 1).unwrap_or(1);
-                (start, step)
+                let coprime = |s: &u64| gcd(*s, blocks) == 1;
+                (start, (0..64).map(|_| 1 + self.below(blocks)).find(coprime).unwrap_or(1))
             }
         };
-        (0..blocks).map(move |i| {
-            ((u128::from(i) * u128::from(step) + u128::from(start)) % u128::from(blocks)) as u64
-        })
+        Walk { start, step, blocks }
+    }
+}
+
+/// A walk over `0..blocks` that visits each exactly once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Walk {
+    start: u64,
+    step: u64,
+    blocks: u64,
+}
+
+impl Walk {
+    /// Number of blocks.
+    pub fn len(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The block at a position of the walk.
+    pub fn at(&self, position: u64) -> u64 {
+        ((u128::from(position) * u128::from(self.step) + u128::from(self.start)) % u128::from(self.blocks))
+            as u64
+    }
+
+    /// The whole walk.
+    pub fn iter(self) -> impl Iterator<Item = u64> {
+        (0..self.blocks).map(move |position| self.at(position))
     }
 }
 
@@ -101,7 +124,7 @@ mod tests {
     fn every_walk_visits_every_block_once() {
         for schedule in [Schedule::Forward, Schedule::Reverse, Schedule::Random(1), Schedule::Random(99)] {
             for blocks in [1, 2, 3, 12, 64, 97, 360] {
-                let mut seen: Vec<u64> = Order::new(schedule, 5).blocks(blocks).collect();
+                let mut seen: Vec<u64> = Order::new(schedule, 5).blocks(blocks).iter().collect();
                 if schedule == Schedule::Reverse {
                     assert_eq!(seen[0], blocks - 1);
                 }

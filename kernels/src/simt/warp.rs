@@ -260,10 +260,12 @@ fn shuffle(block: &mut Block, lanes: &Lanes) {
 }
 
 fn vote(lanes: &Lanes, kind: VoteKind) {
-    let ballot = lanes.iter().fold(0, |mask, lane| match lane.wait.operation {
-        Operation::Vote { predicate: true, .. } => mask | lane.bit(),
-        _ => mask,
-    });
+    let mut ballot = 0;
+    for lane in lanes.iter() {
+        if matches!(lane.wait.operation, Operation::Vote { predicate: true, .. }) {
+            ballot |= lane.bit();
+        }
+    }
     let result = match kind {
         VoteKind::Ballot => ballot,
         VoteKind::Any => u32::from(ballot != 0),
@@ -279,11 +281,11 @@ fn load_matrices(block: &mut Block, lanes: &Lanes, count: usize, transposed: boo
     for supplier in 0..8 * count {
         let lane = lanes.get(supplier);
         let Operation::Matrix { row, .. } = lane.wait.operation else { continue };
-        if let Some(checker) = block.checker.as_deref_mut() {
-            if !checker.matrix_row(&mut block.findings, lanes, lane, row, transposed) {
-                block.stopped = true;
-                return;
-            }
+        if let Some(checker) = block.checker.as_deref_mut()
+            && !checker.matrix_row(&mut block.findings, lanes, supplier, row, transposed)
+        {
+            block.stopped = true;
+            return;
         }
         // SAFETY: in checked mode the row was just checked; in fast mode a wrong address faults, as on a device.
         rows[supplier / 8][supplier % 8] = unsafe { (row as *const [u16; 8]).read_unaligned() };
