@@ -10,6 +10,7 @@ pub use pages::PageMap;
 pub use poison::Poison;
 pub use store::StoreInputs;
 pub use values::head_value;
+pub(crate) use values::needle_position;
 
 use ndarray::Array3;
 use oracle::{CacheShape, CacheViews, Format, OracleError, PagedView, store_code};

@@ -1,2 +1,7 @@
-//! The command line.
-fn main() {}
+//! The binary `attest`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cases::cli::main()
+}

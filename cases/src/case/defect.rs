@@ -13,6 +13,8 @@ pub enum Defect {
     QueryStartLocPast,
     /// `seq_lens` has one entry too few.
     SeqLensShort,
+    /// `seq_lens` holds 64-bit integers.
+    SeqLensI64,
     /// A negative entry in `seq_lens`.
     SeqLensNegative,
     /// An entry of `seq_lens` needs more pages than the table has columns.
@@ -25,12 +27,13 @@ pub enum Defect {
 
 impl Defect {
     /// Every defect.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::QueryStartLocShort,
         Self::QueryStartLocUnsorted,
         Self::QueryStartLocOffset,
         Self::QueryStartLocPast,
         Self::SeqLensShort,
+        Self::SeqLensI64,
         Self::SeqLensNegative,
         Self::SeqLensPastTable,
         Self::BlockTableNegative,
@@ -46,6 +49,7 @@ impl Defect {
             Self::QueryStartLocOffset => "query_start_loc:offset",
             Self::QueryStartLocPast => "query_start_loc:past",
             Self::SeqLensShort => "seq_lens:short",
+            Self::SeqLensI64 => "seq_lens:i64",
             Self::SeqLensNegative => "seq_lens:negative",
             Self::SeqLensPastTable => "seq_lens:past-table",
             Self::BlockTableNegative => "block_table:negative",

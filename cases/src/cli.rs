@@ -1,0 +1,125 @@
+//! The command line of `attest`.
+
+mod list;
+mod options;
+mod replay;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::executor::serve;
+
+/// Exit code for a usage error.
+pub const USAGE: u8 = 2;
+/// Exit code when the surroundings failed and there is no verdict.
+pub const NO_VERDICT: u8 = 3;
+
+const ENVIRONMENT: &str = "\
+Environment:
+  ATTEST_DEVICE      default of --device: auto, simt or cuda
+  ATTEST_CACHE_DIR   where compiled kernels are kept (default: the user's cache directory)
+  ATTEST_KERNEL_DIR  directory with the kernel sources to judge (default: the checkout, else the embedded ones)
+  CXX                C++ compiler of the simt device (default: g++)
+  NO_COLOR           no colours where set
+  CI                 no progress bar where set
+  VT_ATTN_FP8_DENSE  0 restores per-read dequantisation of fp8 caches
+
+Exit codes:
+  0  everything passed
+  1  a verdict against something under test: mismatch, race, out of bounds, crash, time-out
+  2  usage
+  3  no verdict, because the surroundings failed: no compiler, device lost, cache not writable
+  4  nothing ran, fewer cases than the committed minimum, or a skip that no manifest declares";
+
+/// Judges paged-attention kernels against an independent reference.
+///
+/// A case says what to compute; the reference says what is right and how much rounding error is allowed; a device
+/// runs the kernel; the verdict says where and by how much it is wrong, and how to run that one case again.
+#[derive(Debug, Parser)]
+#[command(name = "attest", version, propagate_version = true, after_long_help = ENVIRONMENT)]
+struct Cli {
+    /// Colours in the output.
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    color: Colour,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Colour {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Judge kernels with the committed cases.
+    #[command(after_help = verify::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", verify::EXAMPLES))]
+    Verify(verify::Verify),
+    /// Show what there is: cases, arms with their support, devices.
+    #[command(after_help = list::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", list::EXAMPLES))]
+    List(list::List),
+    /// Judge one case, given as a line.
+    #[command(after_help = replay::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", replay::EXAMPLES))]
+    Replay(replay::Replay),
+    /// Run jobs from standard input: how the other commands run kernels apart from the judgement.
+    #[command(hide = true)]
+    Worker,
+}
+
+/// A command that ends without a verdict: what to say and the exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    code: u8,
+}
+
+impl Failure {
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: USAGE }
+    }
+
+    pub(crate) fn surroundings(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: NO_VERDICT }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::surroundings(format!("cannot write: {error}"))
+    }
+}
+
+/// Runs the command that the process's arguments name.
+#[must_use]
+pub fn main() -> ExitCode {
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.color {
+        Colour::Auto => {}
+        Colour::Always => anstream::ColorChoice::Always.write_global(),
+        Colour::Never => anstream::ColorChoice::Never.write_global(),
+    }
+    let result = match cli.command {
+        Command::Verify(verify) => verify.run(),
+        Command::List(list) => list.run(),
+        Command::Replay(replay) => replay.run(),
+        Command::Worker => worker(),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure { message, code }) => {
+            anstream::eprintln!("error: {message}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn worker() -> Result<u8, Failure> {
+    crate::executor::live_with_parent();
+    serve(std::io::stdin().lock(), std::io::stdout().lock())?;
+    Ok(0)
+}

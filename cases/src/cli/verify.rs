@@ -1,0 +1,157 @@
+//! `attest verify`.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Failure;
+use super::options::{
+    DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, parse_time, workers,
+};
+use crate::catalogue::{self, Tier};
+use crate::filter::Filter;
+use crate::session::{Demand, Item, Session, arms_of};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  attest verify                                   the standard tier on the card, or on the CPU if there is none
+  attest verify --arm scalar --tier smoke         after an edit to scalar.cu
+  attest verify 'kv=e4m3 d256' --device simt      all cases with these terms
+  attest verify flag=window group=probes          windowed cases among the probes
+  attest verify --shard 1/2 --report junit=1.xml  the first half, with a report";
+
+/// Judge kernels with the committed cases.
+#[derive(Debug, Args)]
+pub(super) struct Verify {
+    /// Run only cases that match: a substring of the case line, or terms that must all occur in it (`kv=e4m3 d256`).
+    /// `flag=NAME`, `group=NAME` and `id=ID` match what `attest list cases` shows. Several filters must all match.
+    filter: Vec<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Judge only this arm; may be repeated. Default: every arm.
+    #[arg(long, value_name = "ARM", value_parser = parse_arm)]
+    arm: Vec<String>,
+    /// How much to run.
+    #[arg(long, value_name = "TIER", default_value = "standard")]
+    tier: Tier,
+    /// Change the seed of every case by this much: other random inputs, other page orders.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Cases tried at once. Default: the number of processors.
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Run the K-th of N parts.
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
+    /// Stop after this time. The smoke tier comes first, and its minimum must be reached.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    budget: Option<Duration>,
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// The K-th of N parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shard {
+    index: usize,
+    count: usize,
+}
+
+impl std::str::FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+        match parsed {
+            Some((index, count)) if (1..=count).contains(&index) => Ok(Self { index, count }),
+            _ => Err("accepted: K/N with 1 ≤ K ≤ N".to_owned()),
+        }
+    }
+}
+
+impl Verify {
+    pub fn run(self) -> Result<u8, Failure> {
+        let items = self.items()?;
+        if items.is_empty() {
+            anstream::eprintln!("error: no case matches{}", self.filters_in_words());
+            nothing_judged(0, "no case matches")?;
+            return Ok(4);
+        }
+        let interrupted = interrupt_flag()?;
+        let executor = workers(&interrupted)?;
+        let mut consumers = self.output.consumers()?;
+        let chosen = match self.device.choose() {
+            Ok(chosen) => chosen,
+            Err(failure) => {
+                nothing_judged(items.len(), failure.reason())?;
+                return Err(failure);
+            }
+        };
+        let session = Session {
+            settings: self.device.settings(chosen.kind, None),
+            device_detail: chosen.detail,
+            tier: Some(self.tier),
+            arms: self.arms(),
+            jobs: self.jobs.map_or_else(processors, NonZeroUsize::get),
+            budget: self.budget,
+            demand: self.demand(),
+            interrupted,
+        };
+        Ok(session.run(&items, &executor, &mut consumers)?.exit_code)
+    }
+
+    fn arms(&self) -> Vec<String> {
+        if self.arm.is_empty() { arm_names() } else { self.arm.clone() }
+    }
+
+    fn filters_in_words(&self) -> String {
+        self.filter.iter().map(|filter| format!(" `{filter}`")).collect()
+    }
+
+    fn items(&self) -> Result<Vec<Item>, Failure> {
+        let entries = catalogue::entries().map_err(|error| Failure::surroundings(error.to_string()))?;
+        let filters: Vec<Filter> = self.filter.iter().map(|text| Filter::new(text)).collect();
+        let arms = self.arms();
+        let mut items = Vec::new();
+        for entry in entries.into_iter().filter(|entry| entry.tier <= self.tier) {
+            if !filters.iter().all(|filter| filter.matches(&entry.case, entry.group)) {
+                continue;
+            }
+            for arm in arms_of(&entry.case, &arms) {
+                let mut case = entry.case.clone();
+                case.seed = case.seed.wrapping_add(self.seed);
+                items.push(Item {
+                    case,
+                    arm: arm.clone(),
+                    group: entry.group.to_owned(),
+                    comment: entry.comment.clone(),
+                });
+            }
+        }
+        if let Some(Shard { index, count }) = self.shard {
+            items = items.into_iter().skip(index - 1).step_by(count).collect();
+        }
+        Ok(items)
+    }
+
+    /// What a whole run must reach. Filters choose a part on purpose, so they demand only that something ran.
+    fn demand(&self) -> Demand {
+        if !self.filter.is_empty() {
+            return Demand::default();
+        }
+        let tier = if self.budget.is_some() { Tier::Smoke } else { self.tier };
+        let arms = self.arms();
+        let parts = self.shard.map_or(1, |shard| shard.count);
+        let minimum = catalogue::minimum(tier).into_iter().filter(|(arm, _)| arms.contains(arm));
+        Demand {
+            // A shard takes every N-th case whatever its arm, so its part of one arm's cases varies a little.
+            minimum: minimum.map(|(arm, n)| (arm, if parts == 1 { n } else { n / parts / 2 })).collect(),
+            source: format!("the committed minimum of tier {}", tier.name()),
+        }
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}

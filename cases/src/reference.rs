@@ -1,0 +1,90 @@
+//! The reference answer of an attention case: the oracle, asked request by request.
+
+use ndarray::{Axis, s};
+use oracle::{AttentionOptions, BoundModel, Format, OracleError, Reference, Request, Rows, attend_f64};
+
+use crate::case::{Case, Data};
+use crate::inputs::Inputs;
+
+/// Multiply-adds above which only a sample of a request's rows is computed.
+const FULL_WORK: usize = 1 << 31;
+/// Rows of a sample besides the edges.
+const SPREAD_ROWS: usize = 24;
+
+/// How an arm rounds, as far as the bound needs to know: the format in which it keeps P, and keys per tile.
+///
+/// The table is written down here, apart from the kernels, so that a kernel that starts to round more coarsely fails.
+#[must_use]
+pub fn arm_rounding(arm: &str, query_format: Format) -> (Format, usize) {
+    match arm {
+        "scalar" => (Format::F32, 32),
+        _ => (query_format, 64),
+    }
+}
+
+/// The bound's parameters for a case on an arm.
+#[must_use]
+pub fn bound_model(case: &Case, inputs: &Inputs, arm: &str) -> BoundModel {
+    let (p_format, key_tile) = arm_rounding(arm, case.problem.query_format);
+    BoundModel {
+        grid_inputs: inputs.exact_products,
+        sign_symmetric_v: matches!(case.data, Data::Random | Data::Outlier | Data::Grid),
+        ..BoundModel::new(p_format, key_tile)
+    }
+}
+
+/// The options of a case in the oracle's vocabulary.
+#[must_use]
+pub fn attention_options(case: &Case, inputs: &Inputs) -> AttentionOptions {
+    let problem = &case.problem;
+    let options = &problem.options;
+    AttentionOptions {
+        softmax_scale: f64::from(problem.softmax_scale()),
+        causal: options.causal,
+        window_left: options.window_left,
+        window_right: options.window_right,
+        softcap: options.softcap.map(f64::from),
+        alibi_slopes: problem.alibi_slopes(),
+        sinks: inputs.sinks.clone(),
+        k_scale: problem.k_scale.values(),
+        v_scale: problem.v_scale.values(),
+    }
+}
+
+/// The reference of every request, in order.
+///
+/// # Errors
+/// If the oracle refuses the problem: then the case must be refused by the code under test, too.
+pub fn references(case: &Case, inputs: &Inputs, arm: &str) -> Result<Vec<Reference>, OracleError> {
+    let options = attention_options(case, inputs);
+    let model = bound_model(case, inputs, arm);
+    let mut first_row = 0;
+    let mut all = Vec::with_capacity(case.problem.num_requests());
+    for (request, q_len) in case.problem.query_lens.iter().enumerate() {
+        let q = inputs.query.slice(s![first_row..first_row + q_len, .., ..]);
+        first_row += q_len;
+        let (k, v) = (inputs.keys[request].view(), inputs.values[request].view());
+        let request = Request { q, k, v };
+        let sample = sampled_rows(case, *q_len, k.len_of(Axis(0)));
+        let rows = sample.as_deref().map_or(Rows::All, Rows::Sample);
+        all.push(attend_f64(&request, &options, &model, rows)?);
+    }
+    Ok(all)
+}
+
+/// Rows to compute of a long request: both ends, both sides of every edge that kernels have, and some in between.
+/// `None` computes all.
+fn sampled_rows(case: &Case, q_len: usize, kv_len: usize) -> Option<Vec<usize>> {
+    let problem = &case.problem;
+    let per_row = kv_len * problem.num_q_heads * (problem.head_dim + problem.head_dim_v);
+    if per_row.saturating_mul(q_len) <= FULL_WORK {
+        return None;
+    }
+    let edges = [0, 1, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, q_len / 2];
+    let mut rows: Vec<usize> = edges.into_iter().chain(edges.map(|e| q_len.saturating_sub(e + 1))).collect();
+    rows.extend((0..SPREAD_ROWS).map(|i| i * q_len / SPREAD_ROWS));
+    rows.retain(|row| *row < q_len);
+    rows.sort_unstable();
+    rows.dedup();
+    Some(rows)
+}

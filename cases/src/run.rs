@@ -1,0 +1,287 @@
+//! `run_case`: the one path from a case to its verdict.
+//!
+//! Case → inputs → reference → job → executor → comparison → verdict. Everything it calls is pure or is an executor.
+
+use std::time::Duration;
+
+use kernels::device::DeviceKind;
+use oracle::Reference;
+
+use crate::case::{Case, Expectation};
+use crate::executor::{DeviceSpec, Executor, Job, Outcome, Reply, protocol::Status};
+use crate::inputs::{Inputs, Poison, StoreInputs};
+use crate::job::{AttentionJob, Variant, attention_job, store_job};
+use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
+use crate::problem::Op;
+use crate::reference::references;
+use crate::support;
+use crate::verdict::{Failure, Verdict};
+
+/// The name under which store cases run.
+pub const STORE_ARM: &str = "store";
+
+/// When `simt` checks every access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checking {
+    /// Where the case is small enough to take about a second at most.
+    #[default]
+    WhereSmall,
+    /// In every case.
+    Always,
+    /// Never: uninstrumented code only.
+    Never,
+}
+
+/// Query-key pairs times head_dim up to which a case counts as small.
+const SMALL_WORK: usize = 6_000_000;
+
+/// How cases are run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which backend.
+    pub device: DeviceKind,
+    /// When every access is checked.
+    pub checking: Checking,
+    /// Seed of the lanes' order; `None` is plain order.
+    pub schedule: Option<u64>,
+    /// Time limit of one launch.
+    pub limit: Duration,
+}
+
+impl Settings {
+    /// The device a case's main run uses.
+    #[must_use]
+    pub fn main_device(&self, case: &Case) -> DeviceSpec {
+        let small =
+            case.problem.pairs() * (case.problem.head_dim + case.problem.head_dim_v) / 2 <= SMALL_WORK;
+        let checked = match self.checking {
+            Checking::Always => true,
+            Checking::Never => false,
+            Checking::WhereSmall => small,
+        };
+        DeviceSpec {
+            kind: self.device,
+            checked: checked && self.device == DeviceKind::Simt,
+            schedule: self.schedule,
+        }
+    }
+
+    /// The device of the runs that only compare bits.
+    #[must_use]
+    pub fn plain_device(&self) -> DeviceSpec {
+        DeviceSpec { kind: self.device, checked: false, schedule: None }
+    }
+}
+
+/// Judges one case on one arm.
+pub fn run_case(case: &Case, arm: &str, executor: &mut dyn Executor, settings: &Settings) -> Verdict {
+    let mut runner = Runner { case, arm, executor, settings };
+    let judged = match (case.problem.op, &case.expectation) {
+        (Op::Store, _) => runner.store(),
+        (_, Expectation::Valid) => runner.attention(),
+        (_, Expectation::Reject { argument }) => runner.refusal(argument),
+    };
+    judged.unwrap_or_else(|verdict| verdict)
+}
+
+struct Runner<'a> {
+    case: &'a Case,
+    arm: &'a str,
+    executor: &'a mut dyn Executor,
+    settings: &'a Settings,
+}
+
+/// A verdict reached before the end is the error of each step.
+type Step<T> = Result<T, Verdict>;
+
+impl Runner<'_> {
+    fn attention(&mut self) -> Step<Verdict> {
+        let inputs = Inputs::generate(self.case).map_err(|error| no_inputs(&error))?;
+        let references = references(self.case, &inputs, self.arm).map_err(|error| no_inputs(&error))?;
+        let device = self.settings.main_device(self.case);
+        let main = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true };
+        let job = attention_job(self.case, &inputs, self.arm, &device, main);
+        let (output, returned) = self.attend(&job)?;
+        let (mut failures, worst_share) = self.judge(&inputs, &references, &output)?;
+        let outputs: Vec<usize> = [Some(job.out), job.lse].into_iter().flatten().collect();
+        failures.extend(modified_inputs(&job.job, &returned, &outputs));
+        if failures.is_empty() {
+            failures = self.variants(&inputs, &output)?;
+        }
+        Ok(if failures.is_empty() { Verdict::Pass { worst_share } } else { Verdict::Mismatch { failures } })
+    }
+
+    fn judge(
+        &self,
+        inputs: &Inputs,
+        references: &[Reference],
+        output: &AttentionOutput,
+    ) -> Step<(Vec<Failure>, f64)> {
+        judge_attention(self.case, inputs, references, output).map_err(|error| Verdict::Environment {
+            message: format!("the comparison is not possible: {error}"),
+        })
+    }
+
+    /// Runs that must give the main run's bits: other contents of unowned bytes, and looser metadata.
+    fn variants(&mut self, inputs: &Inputs, main: &AttentionOutput) -> Step<Vec<Failure>> {
+        let device = self.settings.plain_device();
+        for poison in [Poison::Zero, Poison::Infinity, Poison::Huge] {
+            let loose_metadata = poison == Poison::Zero;
+            let variant = Variant { poison, loose_metadata, returns_inputs: false };
+            let job = attention_job(self.case, inputs, self.arm, &device, variant);
+            let (output, _) = self.attend(&job)?;
+            let on = match loose_metadata {
+                true => {
+                    "unowned bytes (NaN or zero), or upper bounds of the lengths, or the mode of the device"
+                        .to_owned()
+                }
+                false => format!("unowned bytes (NaN or {})", poison.name()),
+            };
+            let failures = differences(&self.case.problem, &on, main, &output);
+            if !failures.is_empty() {
+                return Ok(failures);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Runs an attention job to its end; returns its output, and all buffers that came back.
+    fn attend(&mut self, job: &AttentionJob) -> Step<(AttentionOutput, Vec<Vec<u8>>)> {
+        let reply = self.complete(&job.job)?;
+        let take = |index: usize| {
+            let position = job.job.buffers[..index].iter().filter(|buffer| buffer.returned).count();
+            reply.buffers[position].clone()
+        };
+        let output = AttentionOutput { out: take(job.out), lse: job.lse.map(take) };
+        Ok((output, reply.buffers))
+    }
+
+    fn store(&mut self) -> Step<Verdict> {
+        if let Expectation::Reject { argument } = &self.case.expectation {
+            return self.refusal(argument);
+        }
+        let inputs = StoreInputs::generate(self.case).map_err(|error| no_inputs(&error))?;
+        let job = store_job(self.case, &inputs, &self.settings.main_device(self.case));
+        let reply = self.complete(&job)?;
+        let caches = cache_buffers(&job);
+        let after: Vec<Vec<u8>> = caches.iter().map(|index| reply.buffers[*index].clone()).collect();
+        let mut failures = judge_store(self.case, &inputs, &after);
+        failures.extend(modified_inputs(&job, &reply.buffers, &caches));
+        Ok(if failures.is_empty() {
+            Verdict::Pass { worst_share: 0.0 }
+        } else {
+            Verdict::Mismatch { failures }
+        })
+    }
+
+    /// A case that must be refused: a typed error that names the argument, nothing launched, nothing written.
+    fn refusal(&mut self, argument: &str) -> Step<Verdict> {
+        let job = self.refusal_job()?;
+        let reply = match self.executor.run(&job, self.settings.limit) {
+            Outcome::Replied(reply) => reply,
+            other => return Err(broken(other)),
+        };
+        let mut failures = match &reply.status {
+            Status::Refused { argument: named, message } if names(named, argument) => ignore(message),
+            Status::Unsupported { message } if message.contains(argument) => ignore(message),
+            Status::Refused { message, .. } | Status::Unsupported { message } => {
+                vec![Failure::WrongRefusal { expected: argument.to_owned(), message: message.clone() }]
+            }
+            Status::Completed | Status::Findings { .. } => {
+                vec![Failure::NotRefused { argument: argument.to_owned() }]
+            }
+            Status::DeviceError { .. } | Status::Environment { .. } => return Err(self.status(reply.status)),
+        };
+        if reply.launches > 0 {
+            failures.push(Failure::LaunchedThoughRefused { launches: reply.launches });
+        }
+        failures.extend(modified_inputs(&job, &reply.buffers, &[]));
+        Ok(if failures.is_empty() {
+            Verdict::Pass { worst_share: 0.0 }
+        } else {
+            Verdict::Mismatch { failures }
+        })
+    }
+
+    fn refusal_job(&self) -> Step<Job> {
+        let device = self.settings.main_device(self.case);
+        if self.case.problem.op == Op::Store {
+            let inputs = StoreInputs::generate(self.case).map_err(|error| no_inputs(&error))?;
+            return Ok(store_job(self.case, &inputs, &device));
+        }
+        let inputs = Inputs::generate(self.case).map_err(|error| no_inputs(&error))?;
+        let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true };
+        Ok(attention_job(self.case, &inputs, self.arm, &device, variant).job)
+    }
+
+    /// Runs a job that must complete.
+    fn complete(&mut self, job: &Job) -> Step<Reply> {
+        let reply = match self.executor.run(job, self.settings.limit) {
+            Outcome::Replied(reply) => reply,
+            other => return Err(broken(other)),
+        };
+        if reply.status != Status::Completed {
+            return Err(self.status(reply.status));
+        }
+        let expected = job.buffers.iter().filter(|buffer| buffer.returned);
+        let lengths_fit = reply.buffers.iter().map(Vec::len).eq(expected.map(|buffer| buffer.bytes.len()));
+        if !lengths_fit {
+            return Err(Verdict::DeviceError {
+                findings: Vec::new(),
+                error: Some("the buffers that came back are not those that were sent".to_owned()),
+            });
+        }
+        if reply.leaked_bytes > 0 {
+            let error = format!("{} bytes of the pool are still in use after the call", reply.leaked_bytes);
+            return Err(Verdict::DeviceError { findings: Vec::new(), error: Some(error) });
+        }
+        Ok(reply)
+    }
+
+    fn status(&self, status: Status) -> Verdict {
+        match status {
+            Status::Completed => unreachable!("a completed job is not a failure"),
+            Status::Refused { argument, message } => Verdict::Rejected { argument, message },
+            Status::Unsupported { message } => {
+                let declared = support::declares(self.case, self.arm, self.settings.device);
+                Verdict::Unsupported { what: message, declared }
+            }
+            Status::Findings { findings } => Verdict::DeviceError { findings, error: None },
+            Status::DeviceError { message, .. } => {
+                Verdict::DeviceError { findings: Vec::new(), error: Some(message) }
+            }
+            Status::Environment { message } => Verdict::Environment { message },
+        }
+    }
+}
+
+fn ignore(_message: &str) -> Vec<Failure> {
+    Vec::new()
+}
+
+/// Whether an error about `named` (`seq_lens[2]`, `query_start_loc length`) is about `argument`.
+fn names(named: &str, argument: &str) -> bool {
+    named
+        .strip_prefix(argument)
+        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+}
+
+fn no_inputs(error: &oracle::OracleError) -> Verdict {
+    let (argument, message) = (error.to_string(), format!("the case has no reference: {error}"));
+    Verdict::Rejected { argument, message }
+}
+
+/// Indices of the cache's buffers, in the order K, V.
+fn cache_buffers(job: &Job) -> Vec<usize> {
+    let names = job.buffers.iter().enumerate();
+    names.filter(|(_, buffer)| buffer.name.ends_with("_cache")).map(|(index, _)| index).collect()
+}
+
+fn broken(outcome: Outcome) -> Verdict {
+    match outcome {
+        Outcome::Replied(_) => unreachable!("a reply is not a broken outcome"),
+        Outcome::Crashed { signal, detail } => Verdict::Crashed { signal, detail },
+        Outcome::TimedOut { limit } => Verdict::TimedOut { limit_ms: limit.as_millis() as u64 },
+        Outcome::Unavailable { message } => Verdict::Environment { message },
+    }
+}
