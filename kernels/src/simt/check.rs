@@ -399,7 +399,7 @@ impl Checker {
                     self.who(lane)
                 )
             }),
-            Conflict::InFlight { lane: other, pc: other_pc, .. } => {
+            Conflict::InFlight { lane: other, pc: other_pc } => {
                 let kind =
                     if action == Action::Read { FindingKind::Uninitialised } else { FindingKind::SharedRace };
                 findings.add(kind, pc, other_pc, || {
@@ -409,7 +409,7 @@ impl Checker {
                     )
                 });
             }
-            Conflict::Race { other, .. } => findings.add(FindingKind::SharedRace, pc, other.pc, || {
+            Conflict::Race { other } => findings.add(FindingKind::SharedRace, pc, other.pc, || {
                 let distance = if other.lane as usize / WARP == lane.linear as usize / WARP {
                     "with no barrier or __syncwarp between"
                 } else {

@@ -12,7 +12,7 @@
 //! | `fiber`, `block`, `warp`, `schedule` | how lanes run and meet |
 //! | `asynccopy`, `mma`, `atomics` | what single instructions do |
 //! | `memory`, `pattern`, `pages` | where device memory lives |
-//! | `check`, `shared_shadow`, `global_shadow`, `findings` | what is remembered about accesses and what is reported |
+//! | `check`, `shared_shadow`, `sync_order`, `global_shadow`, `findings` | what is remembered about accesses and what is reported |
 //! | `stream`, `launch`, `device` | the order of work, and the device interface |
 
 mod abi;
@@ -38,6 +38,7 @@ mod schedule;
 mod shared_shadow;
 mod stream;
 mod stuck;
+mod sync_order;
 mod warp;
 
 pub use device::SimtDevice;

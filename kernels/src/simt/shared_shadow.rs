@@ -2,54 +2,68 @@
 //!
 //! Time is counted in synchronisations. Each lane carries the stamp of the last one it took part in, and an access is
 //! recorded with that stamp. An earlier access is ordered before a later one if the later lane has since synchronised
-//! with the earlier one: through the block barrier, through a `__syncwarp` of the whole warp, or, exactly, through
-//! one with a partial mask. Shuffles and votes move values but order no memory.
+//! with the earlier one ([`SyncOrder`]). A piece is 16 bytes long until a smaller access splits it, and then exactly as
+//! fine as the accesses are: nothing is ever attributed to a byte that was not touched.
 
 use std::collections::HashMap;
 
 use super::abi::Lane;
 use super::block::WARP;
+use super::sync_order::SyncOrder;
 use super::warp::Lanes;
 
 /// A copy by cp.async is on its way to this piece.
 const IN_FLIGHT: u8 = 1;
-/// Further readers are in the side table.
+/// Readers that a warp's own record cannot hold exactly are in the side table.
 const MORE: u8 = 2;
-/// The recorded group of lanes performed atomics rather than reads.
-const ATOMIC: u8 = 4;
+/// Lanes that performed atomics are in the side table.
+const ATOMICS: u8 = 4;
 
-/// Largest piece: four bytes. Pieces become smaller with the first access that needs it.
-const WORD_SHIFT: u32 = 2;
+/// Size of a piece that only 16-byte accesses have touched.
+const WIDE_SHIFT: u32 = 4;
+/// Pieces are split in stretches of this size.
+const STRETCH_SHIFT: u32 = 8;
 
 /// One piece of shared memory.
 #[derive(Clone, Copy, Default)]
-struct Cell {
+struct Piece {
     /// Last plain write; stamp 0 for none.
     write_stamp: u32,
     write_pc: u32,
     /// Stamp of the write that defined the contents.
     defined: u32,
-    /// Lanes of `read_warp` that read (or performed atomics) with this stamp, and those that did so earlier since
-    /// the block barrier.
+    /// Stamp of the last read by any lane.
     read_stamp: u32,
-    read_mask: u32,
-    read_before: u32,
-    read_pc: u32,
+    /// Warps that read since the block barrier, if that read was.
+    read_warps: u32,
     write_lane: u16,
-    read_warp: u8,
     flags: u8,
 }
 
-const _: () = assert!(size_of::<Cell>() == 32);
-
-/// Lanes of one warp that accessed a piece with one stamp; overflow of a cell's own record.
-#[derive(Clone, Copy)]
+/// Lanes of one warp that read one piece.
+#[derive(Clone, Copy, Default)]
 struct Readers {
+    /// Stamp of the lanes in `mask`.
     stamp: u32,
     mask: u32,
+    /// Lanes that read before the warp's last synchronisation, since the block barrier.
+    before: u32,
     pc: u32,
-    warp: u8,
+}
+
+/// An entry of the side table: lanes of a warp that read, or performed atomics, with one stamp.
+#[derive(Clone, Copy)]
+struct SideEntry {
+    readers: Readers,
+    warp: u16,
     atomic: bool,
+}
+
+/// The pieces of a stretch: the number of the first, and their size.
+#[derive(Clone, Copy)]
+struct Stretch {
+    first: u32,
+    shift: u32,
 }
 
 /// The earlier access that a race is with.
@@ -60,15 +74,15 @@ pub(super) struct Party {
     pub action: &'static str,
 }
 
-/// What is wrong with an access.
+/// What is wrong with an access, and at which offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// Nothing has written the piece at this offset in this block.
+    /// Nothing has written there in this block.
     Undefined { offset: usize },
     /// A copy of this lane is still on its way there.
-    InFlight { offset: usize, lane: u32, pc: u32 },
+    InFlight { lane: u32, pc: u32 },
     /// Not ordered with an access of another lane.
-    Race { offset: usize, other: Party },
+    Race { other: Party },
 }
 
 /// What an access does.
@@ -81,99 +95,64 @@ pub(super) enum Action {
     CopyIssued,
 }
 
-/// For each lane of a warp (first index) the stamps it has seen of each other lane.
-type SeenByLane = Box<[[u32; WARP]; WARP]>;
-
-/// The shadow of one block's shared memory, reused for block after block.
+/// The shadow of one block's shared memory, reused for block after block of a launch.
 pub(super) struct SharedShadow {
-    cells: Vec<Cell>,
-    shift: u32,
     bytes: usize,
-    clock: u32,
-    /// Stamp of the last block barrier; every earlier access is ordered before everything now.
-    barrier: u32,
-    block_start: u32,
-    warps: Vec<WarpOrder>,
-    more: HashMap<usize, Vec<Readers>>,
-}
-
-/// What the lanes of a warp have seen of one another.
-struct WarpOrder {
-    /// Stamp of the last synchronisation of the whole warp.
-    synchronised: u32,
-    /// Present after a synchronisation of part of it.
-    partial: Option<SeenByLane>,
+    order: SyncOrder,
+    stretches: Vec<Stretch>,
+    pieces: Vec<Piece>,
+    /// Per warp, the readers of each piece.
+    readers: Vec<Vec<Readers>>,
+    side: HashMap<u32, Vec<SideEntry>>,
 }
 
 impl SharedShadow {
     /// A shadow for `bytes` of shared memory and this many warps.
     pub fn new(bytes: usize, warps: usize) -> Self {
+        let per_stretch = 1 << (STRETCH_SHIFT - WIDE_SHIFT);
+        let count = bytes.div_ceil(1 << STRETCH_SHIFT);
+        let stretch = |i: usize| Stretch { first: (i * per_stretch) as u32, shift: WIDE_SHIFT };
         Self {
-            cells: vec![Cell::default(); bytes.div_ceil(1 << WORD_SHIFT)],
-            shift: WORD_SHIFT,
             bytes,
-            clock: 0,
-            barrier: 0,
-            block_start: 0,
-            warps: (0..warps).map(|_| WarpOrder { synchronised: 0, partial: None }).collect(),
-            more: HashMap::new(),
+            order: SyncOrder::new(warps),
+            stretches: (0..count).map(stretch).collect(),
+            pieces: vec![Piece::default(); count * per_stretch],
+            readers: vec![vec![Readers::default(); count * per_stretch]; warps],
+            side: HashMap::new(),
         }
     }
 
     /// Bytes of shared memory.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Forgets the last block; returns the stamp that lanes start with.
     pub fn start_block(&mut self) -> u32 {
-        if self.clock > u32::MAX / 2 {
-            self.cells.fill(Cell::default());
-            self.clock = 0;
+        if self.order.near_overflow() {
+            self.pieces.fill(Piece::default());
+            self.readers.iter_mut().for_each(|r| r.fill(Readers::default()));
+            self.order.reset();
         }
-        let start = self.block_synchronised();
-        self.block_start = start;
-        start
+        self.side.clear();
+        self.order.start_block()
     }
 
     /// Every lane of the block has met; returns their new stamp.
     pub fn block_synchronised(&mut self) -> u32 {
-        self.clock += 1;
-        self.barrier = self.clock;
-        for warp in &mut self.warps {
-            warp.synchronised = self.clock;
-            warp.partial = None;
-        }
-        self.more.clear();
-        self.clock
+        self.side.clear();
+        self.order.block_synchronised()
     }
 
     /// Lanes of a warp have met; `live` are those of the warp that have not returned.
     pub fn warp_synchronised(&mut self, lanes: &Lanes, live: u32) {
-        self.clock += 1;
-        let clock = self.clock;
-        let warp = &mut self.warps[lanes.warp()];
-        lanes.iter().for_each(|lane| lane.epoch = clock);
-        if live & !lanes.arrived == 0 {
-            warp.synchronised = clock;
-            warp.partial = None;
-            return;
-        }
-        let members = || (0..WARP).filter(|i| lanes.arrived >> i & 1 == 1);
-        let since = warp.synchronised;
-        let seen = warp.partial.get_or_insert_with(|| Box::new([[since; WARP]; WARP]));
-        let mut joined = [0; WARP];
-        for member in members() {
-            for (all, own) in joined.iter_mut().zip(&seen[member]) {
-                *all = u32::max(*all, *own);
-            }
-        }
-        members().for_each(|member| joined[member] = clock);
-        members().for_each(|member| seen[member] = joined);
+        let stamp = self.order.warp_synchronised(lanes.warp(), lanes.arrived, live);
+        lanes.iter().for_each(|lane| lane.epoch = stamp);
     }
 
-    /// Records an access of `bytes` at `offset` and says what is wrong with it. In bounds.
-    #[inline]
+    /// Records an access of `bytes` at `offset`, in bounds, and says what is wrong with it.
+    #[inline(always)]
     pub fn access(
         &mut self,
         lane: &Lane,
@@ -182,269 +161,321 @@ impl SharedShadow {
         action: Action,
         pc: u32,
     ) -> Result<(), Conflict> {
-        if (offset | bytes) & ((1 << self.shift) - 1) != 0 {
-            self.split((offset | bytes).trailing_zeros());
+        let stretch = self.stretches[offset >> STRETCH_SHIFT];
+        let piece = 1 << stretch.shift;
+        if bytes == piece && offset & (piece - 1) == 0 {
+            let index = stretch.first + ((offset & ((1 << STRETCH_SHIFT) - 1)) >> stretch.shift) as u32;
+            return self.one(lane, index, offset, action, pc);
         }
-        let (first, last) = (offset >> self.shift, (offset + bytes - 1) >> self.shift);
+        self.several(lane, offset, bytes, action, pc)
+    }
+
+    /// An access that is not exactly one piece.
+    #[inline(never)]
+    fn several(
+        &mut self,
+        lane: &Lane,
+        offset: usize,
+        bytes: usize,
+        action: Action,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        let (mut at, end) = (offset, offset + bytes);
         let mut outcome = Ok(());
-        for index in first..=last {
-            let one = match action {
-                Action::Read => self.read(lane, index, pc),
-                Action::Write => self.write(lane, index, pc, false),
-                Action::Atomic => self.atomic(lane, index, pc),
-                Action::CopyIssued => self.write(lane, index, pc, true),
-            };
-            outcome = outcome.and(one);
+        while at < end {
+            let stop = end.min((at | ((1 << STRETCH_SHIFT) - 1)) + 1);
+            self.split_to_fit(at >> STRETCH_SHIFT, at | (stop - at));
+            let piece = 1 << self.stretches[at >> STRETCH_SHIFT].shift;
+            while at < stop {
+                let index = self.index(at);
+                let one = self.one(lane, index, at, action, pc);
+                outcome = outcome.and(one);
+                at += piece;
+            }
         }
         outcome
     }
 
     /// A copy has arrived, as a write of `lane` with its present stamp.
     pub fn copy_landed(&mut self, lane: &Lane, offset: usize, bytes: usize, pc: u32) {
-        for index in offset >> self.shift..=(offset + bytes - 1) >> self.shift {
-            let cell = &mut self.cells[index];
-            if cell.flags & IN_FLIGHT != 0 && u32::from(cell.write_lane) == lane.linear && cell.write_pc == pc
+        let mut at = offset;
+        while at < offset + bytes {
+            let index = self.index(at);
+            let piece = &mut self.pieces[index as usize];
+            if piece.flags & IN_FLIGHT != 0
+                && u32::from(piece.write_lane) == lane.linear
+                && piece.write_pc == pc
             {
-                cell.flags &= !IN_FLIGHT;
-                cell.defined = lane.epoch;
-                cell.write_stamp = lane.epoch;
+                piece.flags &= !IN_FLIGHT;
+                piece.defined = lane.epoch;
+                piece.write_stamp = lane.epoch;
             }
+            at += 1 << self.stretches[at >> STRETCH_SHIFT].shift;
         }
     }
 
-    #[inline]
-    fn read(&mut self, lane: &Lane, index: usize, pc: u32) -> Result<(), Conflict> {
-        let cell = &mut self.cells[index];
-        let settled = cell.write_stamp < self.barrier || u32::from(cell.write_lane) == lane.linear;
-        if settled && cell.flags == 0 && cell.defined >= self.block_start {
-            if cell.read_stamp == lane.epoch && u16::from(cell.read_warp) == lane.warp {
-                cell.read_mask |= lane.bit();
+    fn index(&self, offset: usize) -> u32 {
+        let stretch = self.stretches[offset >> STRETCH_SHIFT];
+        stretch.first + ((offset & ((1 << STRETCH_SHIFT) - 1)) >> stretch.shift) as u32
+    }
+
+    #[inline(always)]
+    fn one(
+        &mut self,
+        lane: &Lane,
+        index: u32,
+        offset: usize,
+        action: Action,
+        pc: u32,
+    ) -> Result<(), Conflict> {
+        match action {
+            Action::Read => self.read(lane, index, offset, pc),
+            Action::Write => self.write(lane, index, pc, false),
+            Action::CopyIssued => self.write(lane, index, pc, true),
+            Action::Atomic => self.atomic(lane, index, offset, pc),
+        }
+    }
+
+    #[inline(always)]
+    fn read(&mut self, lane: &Lane, index: u32, offset: usize, pc: u32) -> Result<(), Conflict> {
+        let barrier = self.order.barrier();
+        let piece = &mut self.pieces[index as usize];
+        let settled = piece.write_stamp < barrier || u32::from(piece.write_lane) == lane.linear;
+        if settled && piece.flags == 0 && piece.defined >= self.order.block_start() {
+            let readers = &mut self.readers[usize::from(lane.warp)][index as usize];
+            if readers.stamp == lane.epoch {
+                readers.mask |= lane.bit();
                 return Ok(());
             }
-            if cell.read_stamp < self.barrier {
-                cell.note_first(lane, pc);
+            if readers.stamp < barrier {
+                *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before: 0, pc };
+                piece.note_warp(lane, barrier);
                 return Ok(());
             }
         }
-        self.read_slow(lane, index, pc)
+        self.read_slow(lane, index, offset, pc)
     }
 
     #[cold]
     #[inline(never)]
-    fn read_slow(&mut self, lane: &Lane, index: usize, pc: u32) -> Result<(), Conflict> {
-        let cell = self.cells[index];
-        let judged = self.undefined(&cell, index).and_then(|()| {
-            self.against_writer(lane, index, &cell)?;
-            self.against_readers(lane, index, &cell, true)
+    fn read_slow(&mut self, lane: &Lane, index: u32, offset: usize, pc: u32) -> Result<(), Conflict> {
+        let piece = self.pieces[index as usize];
+        let judged = self.undefined(&piece, offset).and_then(|()| {
+            self.against_writer(lane, &piece)?;
+            self.against_side(lane, index, &piece, |entry| entry.atomic)
         });
-        self.note(lane, index, pc, false);
+        self.note_reader(lane, index, pc);
         judged
     }
 
-    #[inline]
-    fn write(&mut self, lane: &Lane, index: usize, pc: u32, in_flight: bool) -> Result<(), Conflict> {
-        let cell = self.cells[index];
-        let barrier = self.barrier;
-        let own_write = cell.write_stamp < barrier || u32::from(cell.write_lane) == lane.linear;
-        let alone = own_write && cell.read_stamp < barrier && cell.flags & (IN_FLIGHT | MORE) == 0;
-        let judged = if alone { Ok(()) } else { self.judge_write(lane, index, &cell) };
-        let fresh = &mut self.cells[index];
-        *fresh = Cell {
+    #[inline(always)]
+    fn write(&mut self, lane: &Lane, index: u32, pc: u32, in_flight: bool) -> Result<(), Conflict> {
+        let barrier = self.order.barrier();
+        let piece = self.pieces[index as usize];
+        let settled = piece.write_stamp < barrier || u32::from(piece.write_lane) == lane.linear;
+        let alone = settled && piece.read_stamp < barrier && piece.flags == 0;
+        let judged = if alone { Ok(()) } else { self.judge_write(lane, index, &piece) };
+        self.pieces[index as usize] = Piece {
             write_stamp: lane.epoch,
             write_pc: pc,
-            write_lane: lane.linear as u16,
             defined: if in_flight { 0 } else { lane.epoch },
+            read_stamp: 0,
+            read_warps: 0,
+            write_lane: lane.linear as u16,
             flags: if in_flight { IN_FLIGHT } else { 0 },
-            ..Cell::default()
         };
         judged
     }
 
     #[cold]
     #[inline(never)]
-    fn judge_write(&mut self, lane: &Lane, index: usize, cell: &Cell) -> Result<(), Conflict> {
+    fn judge_write(&mut self, lane: &Lane, index: u32, piece: &Piece) -> Result<(), Conflict> {
         let judged = self
-            .against_copy(cell, index)
-            .and_then(|()| self.against_writer(lane, index, cell))
-            .and_then(|()| self.against_readers(lane, index, cell, false));
-        if cell.flags & MORE != 0 {
-            self.more.remove(&index);
-        }
+            .against_copy(piece)
+            .and_then(|()| self.against_writer(lane, piece))
+            .and_then(|()| self.against_readers(lane, index, piece))
+            .and_then(|()| self.against_side(lane, index, piece, |_| true));
+        self.forget_readers(index, piece);
         judged
+    }
+
+    /// Whoever comes after the present write comes after these too, or races with the write.
+    fn forget_readers(&mut self, index: u32, piece: &Piece) {
+        if piece.read_stamp >= self.order.barrier() {
+            for warp in bits(piece.read_warps) {
+                self.readers[warp][index as usize] = Readers::default();
+            }
+        }
+        if piece.flags & (MORE | ATOMICS) != 0 {
+            self.side.remove(&index);
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn atomic(&mut self, lane: &Lane, index: usize, pc: u32) -> Result<(), Conflict> {
-        let cell = self.cells[index];
-        let judged = self.undefined(&cell, index).and_then(|()| {
-            self.against_writer(lane, index, &cell)?;
-            self.against_plain_readers(lane, index, &cell)
+    fn atomic(&mut self, lane: &Lane, index: u32, offset: usize, pc: u32) -> Result<(), Conflict> {
+        let piece = self.pieces[index as usize];
+        let judged = self.undefined(&piece, offset).and_then(|()| {
+            self.against_writer(lane, &piece)?;
+            self.against_readers(lane, index, &piece)?;
+            self.against_side(lane, index, &piece, |entry| !entry.atomic)
         });
-        self.note(lane, index, pc, true);
-        self.cells[index].defined = lane.epoch;
+        self.note_aside(lane, index, pc, true);
+        self.pieces[index as usize].defined = lane.epoch;
         judged
     }
 
-    fn undefined(&self, cell: &Cell, index: usize) -> Result<(), Conflict> {
-        self.against_copy(cell, index)?;
-        if cell.defined < self.block_start {
-            Err(Conflict::Undefined { offset: index << self.shift })
-        } else {
-            Ok(())
-        }
+    fn undefined(&self, piece: &Piece, offset: usize) -> Result<(), Conflict> {
+        self.against_copy(piece)?;
+        if piece.defined < self.order.block_start() { Err(Conflict::Undefined { offset }) } else { Ok(()) }
     }
 
-    fn against_copy(&self, cell: &Cell, index: usize) -> Result<(), Conflict> {
-        if cell.flags & IN_FLIGHT == 0 || cell.write_stamp < self.block_start {
+    fn against_copy(&self, piece: &Piece) -> Result<(), Conflict> {
+        if piece.flags & IN_FLIGHT == 0 || piece.write_stamp < self.order.block_start() {
             return Ok(());
         }
-        let (lane, pc) = (u32::from(cell.write_lane), cell.write_pc);
-        Err(Conflict::InFlight { offset: index << self.shift, lane, pc })
+        Err(Conflict::InFlight { lane: u32::from(piece.write_lane), pc: piece.write_pc })
     }
 
-    fn against_writer(&self, lane: &Lane, index: usize, cell: &Cell) -> Result<(), Conflict> {
-        let writer = u32::from(cell.write_lane);
-        if cell.write_stamp < self.barrier || self.has_seen(lane, writer, cell.write_stamp) {
+    fn against_writer(&self, lane: &Lane, piece: &Piece) -> Result<(), Conflict> {
+        let writer = u32::from(piece.write_lane);
+        if piece.write_stamp < self.order.barrier() || self.order.has_seen(lane, writer, piece.write_stamp) {
             return Ok(());
         }
-        let other = Party { lane: writer, pc: cell.write_pc, action: "written" };
-        Err(Conflict::Race { offset: index << self.shift, other })
+        Err(Conflict::Race { other: Party { lane: writer, pc: piece.write_pc, action: "written" } })
     }
 
-    /// Races with recorded lanes: all of them, or those that performed atomics.
-    fn against_readers(
-        &self,
-        lane: &Lane,
-        index: usize,
-        cell: &Cell,
-        only_atomics: bool,
-    ) -> Result<(), Conflict> {
-        self.search_readers(lane, index, cell, |atomic| atomic || !only_atomics)
-    }
-
-    fn against_plain_readers(&self, lane: &Lane, index: usize, cell: &Cell) -> Result<(), Conflict> {
-        self.search_readers(lane, index, cell, |atomic| !atomic)
-    }
-
-    fn search_readers(
-        &self,
-        lane: &Lane,
-        index: usize,
-        cell: &Cell,
-        counts: impl Fn(bool) -> bool,
-    ) -> Result<(), Conflict> {
-        let race = |found: u32, warp: u8, pc: u32, atomic: bool| {
-            let other = Party {
-                lane: u32::from(warp) * WARP as u32 + found,
-                pc,
-                action: if atomic { "updated by an atomic" } else { "read" },
-            };
-            Conflict::Race { offset: index << self.shift, other }
-        };
-        let atomic = cell.flags & ATOMIC != 0;
-        if cell.read_stamp >= self.barrier && counts(atomic) {
-            let found = self.unseen(lane, cell.read_warp, cell.read_stamp, cell.read_mask);
-            // Earlier reads of the same warp are ordered before this access by that warp's synchronisation.
-            let earlier = if u16::from(cell.read_warp) == lane.warp { 0 } else { cell.read_before };
-            if let Some(found) = found.or((earlier != 0).then(|| earlier.trailing_zeros())) {
-                return Err(race(found, cell.read_warp, cell.read_pc, atomic));
-            }
+    fn against_readers(&self, lane: &Lane, index: u32, piece: &Piece) -> Result<(), Conflict> {
+        if piece.read_stamp < self.order.barrier() {
+            return Ok(());
         }
-        if cell.flags & MORE != 0 {
-            for readers in self.more.get(&index).into_iter().flatten().filter(|r| counts(r.atomic)) {
-                if let Some(found) = self.unseen(lane, readers.warp, readers.stamp, readers.mask) {
-                    return Err(race(found, readers.warp, readers.pc, readers.atomic));
-                }
-            }
+        for warp in bits(piece.read_warps) {
+            let readers = self.readers[warp][index as usize];
+            self.against_lanes(lane, &readers, warp, "read")?;
         }
         Ok(())
     }
 
-    /// The first lane of `mask` whose access with this stamp is not ordered before the present one.
-    fn unseen(&self, lane: &Lane, warp: u8, stamp: u32, mask: u32) -> Option<u32> {
-        let base = u32::from(warp) * WARP as u32;
-        (0..WARP as u32).filter(|i| mask >> i & 1 == 1).find(|i| !self.has_seen(lane, base + i, stamp))
+    fn against_side(
+        &self,
+        lane: &Lane,
+        index: u32,
+        piece: &Piece,
+        counts: impl Fn(&SideEntry) -> bool,
+    ) -> Result<(), Conflict> {
+        if piece.flags & (MORE | ATOMICS) == 0 {
+            return Ok(());
+        }
+        for entry in self.side.get(&index).into_iter().flatten().filter(|e| counts(e)) {
+            let action = if entry.atomic { "updated by an atomic" } else { "read" };
+            self.against_lanes(lane, &entry.readers, usize::from(entry.warp), action)?;
+        }
+        Ok(())
     }
 
-    /// Whether an access of lane `other` with this stamp, since the block barrier, is ordered before `lane` now.
-    fn has_seen(&self, lane: &Lane, other: u32, stamp: u32) -> bool {
-        if other == lane.linear {
-            return true;
+    /// The first of these lanes whose access is not ordered before the present one.
+    fn against_lanes(
+        &self,
+        lane: &Lane,
+        readers: &Readers,
+        warp: usize,
+        action: &'static str,
+    ) -> Result<(), Conflict> {
+        let base = (warp * WARP) as u32;
+        let unseen = bits(readers.mask).find(|&i| !self.order.has_seen(lane, base + i as u32, readers.stamp));
+        // Those of the same warp are ordered before this access by that warp's synchronisation.
+        let earlier = if warp == usize::from(lane.warp) { 0 } else { readers.before };
+        match unseen.or_else(|| bits(earlier).next()) {
+            Some(found) => {
+                Err(Conflict::Race { other: Party { lane: base + found as u32, pc: readers.pc, action } })
+            }
+            None => Ok(()),
         }
-        if other as usize / WARP != usize::from(lane.warp) {
-            return false;
-        }
-        let order = &self.warps[usize::from(lane.warp)];
-        let seen = match &order.partial {
-            Some(seen) => seen[usize::from(lane.index)][other as usize % WARP],
-            None => order.synchronised,
-        };
-        stamp < seen
     }
 
-    /// Adds the lane to the recorded readers, or to those that performed atomics.
-    fn note(&mut self, lane: &Lane, index: usize, pc: u32, atomic: bool) {
-        let partial = self.warps[usize::from(lane.warp)].partial.is_some();
-        let cell = &mut self.cells[index];
-        let stale = cell.read_stamp < self.barrier;
-        if stale {
-            cell.note_first(lane, pc);
-            cell.flags = cell.flags & !(ATOMIC | MORE) | if atomic { ATOMIC } else { 0 };
+    fn note_reader(&mut self, lane: &Lane, index: u32, pc: u32) {
+        let barrier = self.order.barrier();
+        let warp = usize::from(lane.warp);
+        let readers = &mut self.readers[warp][index as usize];
+        if readers.stamp < barrier {
+            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before: 0, pc };
+        } else if readers.stamp == lane.epoch {
+            readers.mask |= lane.bit();
+        } else if readers.stamp < lane.epoch && !self.order.is_partial(warp) {
+            let before = readers.before | readers.mask;
+            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before, pc };
+        } else {
+            self.note_aside(lane, index, pc, false);
             return;
         }
-        let same = u16::from(cell.read_warp) == lane.warp && (cell.flags & ATOMIC != 0) == atomic;
-        if same && cell.read_stamp == lane.epoch {
-            cell.read_mask |= lane.bit();
-            return;
-        }
-        if same && !partial && cell.read_stamp < lane.epoch {
-            cell.read_before |= cell.read_mask;
-            cell.read_mask = lane.bit();
-            cell.read_stamp = lane.epoch;
-            cell.read_pc = pc;
-            return;
-        }
-        cell.flags |= MORE;
-        let more = self.more.entry(index).or_default();
-        let (warp, stamp, bit) = (lane.warp as u8, lane.epoch, lane.bit());
+        let piece = &mut self.pieces[index as usize];
+        piece.note_warp(lane, barrier);
+    }
+
+    fn note_aside(&mut self, lane: &Lane, index: u32, pc: u32, atomic: bool) {
+        self.pieces[index as usize].flags |= if atomic { ATOMICS } else { MORE };
+        let entries = self.side.entry(index).or_default();
+        let (warp, stamp, bit) = (lane.warp, lane.epoch, lane.bit());
         // A lane's later access stands for its earlier ones.
-        more.retain_mut(|r| {
-            if r.warp == warp && r.atomic == atomic && r.stamp < stamp {
-                r.mask &= !bit;
+        entries.retain_mut(|e| {
+            if e.warp == warp && e.atomic == atomic && e.readers.stamp < stamp {
+                e.readers.mask &= !bit;
             }
-            r.mask != 0
+            e.readers.mask != 0
         });
-        match more.iter_mut().find(|r| r.warp == warp && r.stamp == stamp && r.atomic == atomic) {
-            Some(readers) => readers.mask |= bit,
-            None => more.push(Readers { stamp, mask: bit, pc, warp, atomic }),
+        let same =
+            entries.iter_mut().find(|e| e.warp == warp && e.readers.stamp == stamp && e.atomic == atomic);
+        match same {
+            Some(entry) => entry.readers.mask |= bit,
+            None => {
+                let readers = Readers { stamp, mask: bit, before: 0, pc };
+                entries.push(SideEntry { readers, warp, atomic });
+            }
         }
     }
 
-    /// Makes pieces `1 << shift` bytes long, each part inheriting what was known of the whole.
-    #[cold]
-    #[inline(never)]
-    fn split(&mut self, shift: u32) {
-        let parts = 1_usize << (self.shift - shift);
-        self.cells = self.cells.iter().flat_map(|cell| std::iter::repeat_n(*cell, parts)).collect();
-        let more = std::mem::take(&mut self.more);
-        for (index, readers) in more {
-            for part in 0..parts {
-                self.more.insert(index * parts + part, readers.clone());
+    /// Makes the pieces of a stretch small enough for places whose offsets and lengths are in `places`, or-ed. Each
+    /// part inherits what was known of the whole.
+    fn split_to_fit(&mut self, stretch: usize, places: usize) {
+        let Stretch { first, shift } = self.stretches[stretch];
+        let fitting = places.trailing_zeros();
+        if fitting >= shift {
+            return;
+        }
+        let parts = 1_usize << (shift - fitting);
+        let old = first as usize..first as usize + (1 << (STRETCH_SHIFT - shift));
+        let moved = self.pieces.len();
+        let spread =
+            |items: &[Piece]| items.iter().flat_map(|p| std::iter::repeat_n(*p, parts)).collect::<Vec<_>>();
+        let pieces = spread(&self.pieces[old.clone()]);
+        self.pieces.extend(pieces);
+        for readers in &mut self.readers {
+            let spread: Vec<_> =
+                readers[old.clone()].iter().flat_map(|r| std::iter::repeat_n(*r, parts)).collect();
+            readers.extend(spread);
+        }
+        for (i, index) in old.enumerate() {
+            if let Some(entries) = self.side.remove(&(index as u32)) {
+                for part in 0..parts {
+                    self.side.insert((moved + i * parts + part) as u32, entries.clone());
+                }
             }
         }
-        self.shift = shift;
+        self.stretches[stretch] = Stretch { first: moved as u32, shift: fitting };
     }
 }
 
-impl Cell {
-    /// The lane is the first to access the piece since the block barrier.
-    #[inline]
-    fn note_first(&mut self, lane: &Lane, pc: u32) {
+impl Piece {
+    /// A warp reads for the first time since the block barrier, or again.
+    #[inline(always)]
+    fn note_warp(&mut self, lane: &Lane, barrier: u32) {
+        let known = if self.read_stamp < barrier { 0 } else { self.read_warps };
+        self.read_warps = known | 1 << lane.warp;
         self.read_stamp = lane.epoch;
-        self.read_mask = lane.bit();
-        self.read_before = 0;
-        self.read_pc = pc;
-        self.read_warp = lane.warp as u8;
     }
+}
+
+/// Positions of the bits that are set.
+fn bits(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |i| mask >> i & 1 == 1)
 }
