@@ -25,8 +25,8 @@ pub struct Deviation {
     pub error: f64,
     /// The bound E. An element may be off by this much and by the rounding to the output format.
     pub allowed: f64,
-    /// Smallest t with got in [round(want − t·E), round(want + t·E)]: at most 1 if accepted, infinite where the
-    /// class (NaN, infinity, finite) is wrong or a difference meets a bound of 0.
+    /// Smallest t with got in [round(want − t·E), round(want + t·E)]: at most 1 if accepted, infinite where no t
+    /// would do, as when one of them is NaN or the bound is 0.
     pub share: f64,
 }
 
