@@ -14,6 +14,14 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 
 #define ATTEST_DEVICE static __device__ __forceinline__
 
+// A function of its arguments alone that is long and used often: inlined on a GPU, where a call costs registers, and
+// called on the host, where compile time counts.
+#ifdef ATTEST_SIMT
+#define ATTEST_PURE __attribute__((const, noinline, unused)) static
+#else
+#define ATTEST_PURE static __device__ __forceinline__
+#endif
+
 #ifdef ATTEST_SIMT
 #define ATTEST_PRAGMA(text) _Pragma(#text)
 #define ATTEST_UNROLL(count) ATTEST_PRAGMA(GCC unroll count)
@@ -33,21 +41,23 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 // Kernel entries and dynamic shared memory
 // ---------------------------------------------------------------------------------------------------------------
 
-// Defines the entry `name`. The braces that follow are its body, which sees the one argument as `const Params& p`.
+// Defines the entry `name`. The braces that follow are its body, which sees the one argument as `const Params& p`. The launch
+// bounds are the largest block in threads and, optionally, the number of such blocks a multiprocessor should hold.
 // On the host the entry takes the address of the parameter bytes and is called once per lane.
+#define ATTEST_FIRST(first, ...) first
 #ifdef ATTEST_SIMT
-#define ATTEST_KERNEL(name, Params, max_threads)                                                                   \
+#define ATTEST_KERNEL(name, Params, ...)                                                                           \
     static void __attribute__((noinline)) name##_body(const Params& p);                                            \
     extern "C" const unsigned name##_params_bytes = sizeof(Params);                                                \
-    extern "C" const unsigned name##_max_threads = max_threads;                                                    \
+    extern "C" const unsigned name##_max_threads = ATTEST_FIRST(__VA_ARGS__, );                                     \
     extern "C" void __attribute__((no_sanitize("thread"))) name(const void* raw) {                                 \
         const Params copy = *static_cast<const Params*>(raw);                                                      \
         name##_body(copy);                                                                                         \
     }                                                                                                              \
     static void name##_body(const Params& p)
 #else
-#define ATTEST_KERNEL(name, Params, max_threads)                                                                   \
-    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params p)
+#define ATTEST_KERNEL(name, Params, ...)                                                                           \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ Params p)
 #endif
 
 // Names the block's dynamic shared memory as bytes, 16-byte aligned.

@@ -21,7 +21,7 @@ ATTEST_DEVICE float scale_by_power(float value, i32 exponent) {
 }
 
 // 2^x, within 1 ulp; exact where x is an integer; 2^-inf is 0, 2^inf is inf, NaN stays NaN.
-ATTEST_DEVICE float exp2_f32(float x) {
+ATTEST_PURE float exp2_f32(float x) {
     x = x < -160.0f ? -160.0f : x;
     x = x > 129.0f ? 129.0f : x;
     i32 whole;
@@ -36,7 +36,7 @@ ATTEST_DEVICE float exp2_f32(float x) {
 }
 
 // e^x, within 1 ulp; exp(0) is 1, exp(-inf) is 0, exp(inf) is inf, NaN stays NaN.
-ATTEST_DEVICE float exp_f32(float x) {
+ATTEST_PURE float exp_f32(float x) {
     x = x < -110.0f ? -110.0f : x;
     x = x > 89.0f ? 89.0f : x;
     i32 whole;
@@ -54,7 +54,7 @@ ATTEST_DEVICE float exp_f32(float x) {
 }
 
 // ln x for x >= 0, within 2 ulp; ln 0 is -inf, ln inf is inf, NaN stays NaN. Negative x gives NaN.
-ATTEST_DEVICE float ln_f32(float x) {
+ATTEST_PURE float ln_f32(float x) {
     if (!(x > 0.0f)) {
         return x == 0.0f ? negative_infinity() : make_f32(0x7fc00000u);
     }
@@ -84,7 +84,7 @@ ATTEST_DEVICE float ln_f32(float x) {
 }
 
 // tanh x, within 2 ulp; +-1 at +-inf, NaN stays NaN.
-ATTEST_DEVICE float tanh_f32(float x) {
+ATTEST_PURE float tanh_f32(float x) {
     const u32 sign = f32_bits(x) & 0x80000000u;
     const float magnitude = make_f32(f32_bits(x) ^ sign);
     if (magnitude < 0.625f) {

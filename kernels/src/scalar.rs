@@ -13,8 +13,10 @@ const FILE: &str = "scalar.cu";
 const ENTRY: &str = "scalar_attention";
 const THREADS: u32 = 128;
 /// Packed rows (query position x query head of a KV head) of one thread block.
-const ROWS: u64 = 8;
-const MAX_KEY_TILE: u64 = 32;
+const ROWS: u64 = 16;
+const MAX_KEY_TILE: u64 = 64;
+const MIN_KEY_TILE: u64 = 8;
+const MAX_KEY_GROUPS: u64 = 32;
 const MAX_HEAD_DIM: u64 = 512;
 /// Shared memory that every supported card offers one block (sm_86, sm_89 and sm_120 are the smallest). The tile length follows from it
 /// and not from the card at hand, so that results do not depend on the card.
@@ -60,12 +62,12 @@ impl SharedLayout {
         let k_row_bytes = ((shape.head_dim_k * size).div_ceil(16) | 1) * 16;
         let v_row_bytes = (shape.head_dim_v * size).next_multiple_of(16);
         let queries = ROWS * shape.head_dim_k * 4;
-        let probabilities = MAX_KEY_TILE * ROWS * 4;
+        let probabilities = key_tile * ROWS * 4;
         let row_values = 2 * ROWS * 4;
         let v_tile_offset = queries + probabilities + row_values;
         let k_tile_offset = v_tile_offset + key_tile * v_row_bytes;
-        // The sums of the key groups, 8 rows x head_dim_v in f32 each, take the place of the K tile at the end.
-        let groups = (u64::from(THREADS) / (shape.head_dim_v / 4)).min(MAX_KEY_TILE);
+        // The sums of the key groups, 16 rows x head_dim_v in f32 each, take the place of the K tile at the end.
+        let groups = (u64::from(THREADS) / (shape.head_dim_v / 4)).min(MAX_KEY_GROUPS);
         let partials = groups * ROWS * shape.head_dim_v * 4;
         let bytes = k_tile_offset + partials.max(key_tile * k_row_bytes);
         Self { key_tile, k_row_bytes, v_row_bytes, v_tile_offset, k_tile_offset, bytes }
@@ -73,8 +75,11 @@ impl SharedLayout {
 
     /// The longest tile within the budget.
     fn new(shape: &AttentionShape) -> Self {
-        let longest = Self::with_tile(shape, MAX_KEY_TILE);
-        if longest.bytes <= SHARED_BUDGET { longest } else { Self::with_tile(shape, MAX_KEY_TILE / 2) }
+        let mut layout = Self::with_tile(shape, MAX_KEY_TILE);
+        while layout.bytes > SHARED_BUDGET && layout.key_tile > MIN_KEY_TILE {
+            layout = Self::with_tile(shape, layout.key_tile / 2);
+        }
+        layout
     }
 }
 
