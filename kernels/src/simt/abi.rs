@@ -62,7 +62,7 @@ pub(super) struct Table {
     pub read: [Access; 5],
     pub write: [Access; 5],
     pub range: unsafe extern "C" fn(*mut Lane, *const c_void, u64, u32, usize),
-    pub barrier: unsafe extern "C" fn(*mut Lane, usize),
+    pub barrier: unsafe extern "C" fn(*mut Lane, i32, usize),
     pub sync_warp: unsafe extern "C" fn(*mut Lane, u32, usize),
     pub shuffle: unsafe extern "C" fn(*mut Lane, u32, u64, i32, i32, i32, usize) -> u64,
     pub vote: unsafe extern "C" fn(*mut Lane, u32, i32, i32, usize) -> u32,
@@ -75,4 +75,5 @@ pub(super) struct Table {
     pub cp_wait: unsafe extern "C" fn(*mut Lane, i32, usize),
     pub mma: unsafe extern "C" fn(*mut Lane, *mut f32, *const u32, *const u32, *const f32, i32, usize),
     pub ldmatrix: unsafe extern "C" fn(*mut Lane, *mut u32, *const c_void, i32, i32, usize),
+    pub ex2: extern "C" fn(f32) -> f32,
 }

@@ -30,7 +30,7 @@ pub(super) struct Wait {
 
 impl Wait {
     /// A lane that waits for nothing.
-    pub const NONE: Self = Self { operation: Operation::BlockBarrier, mask: 0, pc: 0 };
+    pub const NONE: Self = Self { operation: Operation::BlockBarrier { line: 0 }, mask: 0, pc: 0 };
 }
 
 /// A thread block while it runs. The first three fields are read by kernel code through the shim.
@@ -230,9 +230,9 @@ impl Block {
     }
 
     /// The running lane reaches `__syncthreads`; it must be suspended afterwards.
-    pub fn arrive_at_barrier(&mut self, lane: &mut Lane, pc: u32) {
+    pub fn arrive_at_barrier(&mut self, lane: &mut Lane, line: i32, pc: u32) {
         lane.state = LaneState::AtBarrier;
-        lane.wait = Wait { operation: Operation::BlockBarrier, mask: u32::MAX, pc };
+        lane.wait = Wait { operation: Operation::BlockBarrier { line }, mask: u32::MAX, pc };
         self.at_barrier += 1;
         self.try_complete_barrier();
     }
@@ -256,20 +256,18 @@ impl Block {
             return;
         }
         self.at_barrier = 0;
-        let mut first: Option<(u32, u32)> = None;
+        let mut first: Option<(u32, Wait)> = None;
         for linear in 0..self.count {
             let lane = self.lane(linear as usize);
             // SAFETY: lane records are initialised in `start`.
-            let (state, pc) = unsafe { ((*lane).state, (*lane).wait.pc) };
+            let (state, wait) = unsafe { ((*lane).state, (*lane).wait) };
             if state != LaneState::AtBarrier {
                 continue;
             }
             self.batch.push(linear as u16);
             match first {
-                None => first = Some((linear, pc)),
-                Some((other, other_pc)) if other_pc != pc => {
-                    self.compare_barriers(linear, pc, other, other_pc)
-                }
+                None => first = Some((linear, wait)),
+                Some(other) if other.1.pc != wait.pc => self.compare_barriers((linear, wait), other),
                 Some(_) => {}
             }
         }
@@ -284,13 +282,21 @@ impl Block {
     }
 
     /// Two lanes at one barrier whose code addresses differ: compilers duplicate code, so lines decide.
-    fn compare_barriers(&mut self, lane: u32, pc: u32, other: u32, other_pc: u32) {
-        if self.module().site(pc) == self.module().site(other_pc) {
+    fn compare_barriers(&mut self, (lane, wait): (u32, Wait), (other, other_wait): (u32, Wait)) {
+        let (Operation::BlockBarrier { line }, Operation::BlockBarrier { line: other_line }) =
+            (wait.operation, other_wait.operation)
+        else {
+            return;
+        };
+        if line == other_line {
             return;
         }
         let block = self.geometry[0];
-        self.findings.add(FindingKind::Divergence, pc, other_pc, || {
-            format!("lanes {lane} and {other} of block {block:?} meet at different __syncthreads")
+        self.findings.add(FindingKind::Divergence, wait.pc, other_wait.pc, || {
+            format!(
+                "lanes {lane} and {other} of block {block:?} meet at different __syncthreads (lines {line} and \
+                 {other_line})"
+            )
         });
     }
 

@@ -89,9 +89,9 @@ impl Checker {
         self.shared.block_synchronised()
     }
 
-    /// Lanes of a warp have met, of `live` that have not returned.
-    pub fn warp_synchronised(&mut self, lanes: &Lanes, live: u32) {
-        self.shared.warp_synchronised(lanes, live);
+    /// Lanes of a warp have met, of `all` that it started with.
+    pub fn warp_synchronised(&mut self, lanes: &Lanes, all: u32) {
+        self.shared.warp_synchronised(lanes, all);
     }
 
     /// An aligned access of 1, 2, 4, 8 or 16 bytes.

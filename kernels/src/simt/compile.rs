@@ -277,7 +277,12 @@ fn key(
     };
     part(&compiler.identity);
     part(&flags.join(" "));
-    part(&spec.label());
+    // Not the entry: one library holds every entry of its file.
+    part(spec.file);
+    for (name, value) in &spec.defines {
+        part(name);
+        part(value);
+    }
     part(source);
     part(PRELUDE);
     part(SHIM);

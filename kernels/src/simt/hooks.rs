@@ -11,6 +11,7 @@ use super::abi::{LANE_SHIFT, Lane, Table};
 use super::asynccopy::AsyncCopies;
 use super::atomics;
 use super::block::Block;
+use super::ex2::ex2_approx_ftz;
 use super::fiber::{Arena, STACK_SHIFT};
 use super::warp::{Operation, ShuffleKind, VoteKind, Warp};
 use crate::device::FindingKind;
@@ -55,6 +56,7 @@ pub(super) fn table() -> io::Result<&'static Table> {
             cp_wait,
             mma,
             ldmatrix,
+            ex2,
         }
     }))
 }
@@ -147,11 +149,11 @@ unsafe extern "C" fn range(lane: *mut Lane, address: *const c_void, bytes: u64, 
     }
 }
 
-unsafe extern "C" fn barrier(lane: *mut Lane, pc: usize) {
+unsafe extern "C" fn barrier(lane: *mut Lane, line: i32, pc: usize) {
     // SAFETY: as above.
     unsafe {
         let (block, record, pc) = parts(lane, pc);
-        block.arrive_at_barrier(record, pc);
+        block.arrive_at_barrier(record, line, pc);
         suspend(lane);
     }
 }
@@ -324,4 +326,9 @@ unsafe extern "C" fn ldmatrix(
         Operation::Matrix { out, row: row as usize, count: count as u8, transposed: transposed != 0 };
     // SAFETY: as above.
     unsafe { collective(lane, operation, u32::MAX, pc) };
+}
+
+/// Arithmetic only: it needs no lane and cannot suspend one.
+extern "C" fn ex2(x: f32) -> f32 {
+    ex2_approx_ftz(x)
 }

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `compile`, `module` | from source text to a loaded entry point, and back from code addresses to lines |
 //! | `fiber`, `block`, `warp`, `schedule` | how lanes run and meet |
-//! | `asynccopy`, `mma`, `atomics` | what single instructions do |
+//! | `asynccopy`, `mma`, `atomics`, `ex2` | what single instructions do |
 //! | `memory`, `pattern`, `pages` | where device memory lives |
 //! | `check`, `shared_shadow`, `sync_order`, `global_shadow`, `findings` | what is remembered about accesses and what is reported |
 //! | `stream`, `launch`, `device` | the order of work, and the device interface |
@@ -22,6 +22,7 @@ mod block;
 mod check;
 mod compile;
 mod device;
+mod ex2;
 mod executor;
 mod fiber;
 mod findings;
@@ -42,6 +43,7 @@ mod sync_order;
 mod warp;
 
 pub use device::SimtDevice;
+pub use ex2::ex2_approx_ftz;
 pub use options::{Mode, SimtOptions};
 pub use pattern::Fill;
 pub use schedule::Schedule;

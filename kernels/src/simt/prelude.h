@@ -38,7 +38,7 @@ unsigned simt_index(int which) __attribute__((const, nothrow));
 
 extern "C" {
 unsigned char* simt_shared_base();
-void simt_syncthreads();
+void simt_syncthreads(int line);
 void simt_syncwarp(unsigned mask = 0xffffffffu);
 // kind: 0 index, 1 xor, 2 down, 3 up
 unsigned long long simt_shuffle(unsigned mask, unsigned long long value, int operand, int width, int kind);
@@ -55,11 +55,14 @@ void simt_cp_async_wait(int pending_groups);
 void simt_mma_m16n8k16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4], int is_f16);
 void simt_ldmatrix_x4(unsigned* r, const void* row_address, int trans);
 void simt_ldmatrix_x2(unsigned* r, const void* row_address, int trans);
+// The device instruction ex2.approx.ftz.f32, bit for bit (ex2.rs).
+float simt_ex2_approx_ftz(float x) __attribute__((const, nothrow));
 void* simt_memcpy(void* dst, const void* src, size_t bytes);
 void* simt_memset(void* dst, int value, size_t bytes);
 }
 
-#define __syncthreads simt_syncthreads
+// The line keeps barriers of different branches apart, which the compiler would otherwise merge into one call.
+#define __syncthreads() simt_syncthreads(__LINE__)
 #define __threadfence simt_threadfence
 #define __threadfence_block simt_threadfence
 #define __activemask simt_active_mask

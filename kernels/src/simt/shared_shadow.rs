@@ -145,9 +145,9 @@ impl SharedShadow {
         self.order.block_synchronised()
     }
 
-    /// Lanes of a warp have met; `live` are those of the warp that have not returned.
-    pub fn warp_synchronised(&mut self, lanes: &Lanes, live: u32) {
-        let stamp = self.order.warp_synchronised(lanes.warp(), lanes.arrived, live);
+    /// Lanes of a warp have met, of `all` that it started with.
+    pub fn warp_synchronised(&mut self, lanes: &Lanes, all: u32) {
+        let stamp = self.order.warp_synchronised(lanes.warp(), lanes.arrived, all);
         lanes.iter().for_each(|lane| lane.epoch = stamp);
     }
 

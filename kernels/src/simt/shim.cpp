@@ -36,7 +36,7 @@ struct Table {
   void (*read[5])(Lane*, const void*, uintptr);
   void (*write[5])(Lane*, const void*, uintptr);
   void (*range)(Lane*, const void*, u64, unsigned write, uintptr);
-  void (*barrier)(Lane*, uintptr);
+  void (*barrier)(Lane*, int line, uintptr);
   void (*sync_warp)(Lane*, unsigned, uintptr);
   u64 (*shuffle)(Lane*, unsigned, u64, int, int, int, uintptr);
   unsigned (*vote)(Lane*, unsigned, int, int, uintptr);
@@ -49,6 +49,7 @@ struct Table {
   void (*cp_wait)(Lane*, int, uintptr);
   void (*mma)(Lane*, float*, const unsigned*, const unsigned*, const float*, int, uintptr);
   void (*ldmatrix)(Lane*, unsigned*, const void*, int, int, uintptr);
+  float (*ex2)(float);
 };
 
 Table table;
@@ -77,7 +78,7 @@ HIDDEN unsigned simt_index(int which) {
   return which < 3 ? lane->thread.axis[which] : lane->block->geometry[which / 3 - 1].axis[which % 3];
 }
 HIDDEN unsigned char* simt_shared_base() { return LANE->block->shared; }
-HIDDEN void simt_syncthreads() { table.barrier(LANE, PC); }
+HIDDEN void simt_syncthreads(int line) { table.barrier(LANE, line, PC); }
 HIDDEN void simt_syncwarp(unsigned mask) { table.sync_warp(LANE, mask, PC); }
 HIDDEN u64 simt_shuffle(unsigned mask, u64 value, int operand, int width, int kind) {
   return table.shuffle(LANE, mask, value, operand, width, kind, PC);
@@ -103,6 +104,7 @@ HIDDEN void simt_mma_m16n8k16(float d[4], const unsigned a[4], const unsigned b[
 }
 HIDDEN void simt_ldmatrix_x4(unsigned* r, const void* row, int trans) { table.ldmatrix(LANE, r, row, 4, trans, PC); }
 HIDDEN void simt_ldmatrix_x2(unsigned* r, const void* row, int trans) { table.ldmatrix(LANE, r, row, 2, trans, PC); }
+HIDDEN float simt_ex2_approx_ftz(float x) { return table.ex2(x); }
 
 HIDDEN void* simt_memcpy(void* dst, const void* src, size_t bytes);
 HIDDEN void* simt_memset(void* dst, int value, size_t bytes);

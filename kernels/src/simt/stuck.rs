@@ -13,7 +13,7 @@ struct Party {
 
 impl Party {
     fn is_barrier(&self) -> bool {
-        matches!(self.wait.operation, Operation::BlockBarrier)
+        matches!(self.wait.operation, Operation::BlockBarrier { .. })
     }
 
     fn describe(&self) -> String {

@@ -73,12 +73,13 @@ impl SyncOrder {
         self.clock
     }
 
-    /// Lanes `arrived` of a warp have met, of `live` that have not returned; returns their new stamp.
-    pub fn warp_synchronised(&mut self, warp: usize, arrived: u32, live: u32) -> u32 {
+    /// Lanes `arrived` of a warp have met, of `all` that it started with; returns their new stamp. A lane that has
+    /// returned is not waited for, but what it did is not ordered either.
+    pub fn warp_synchronised(&mut self, warp: usize, arrived: u32, all: u32) -> u32 {
         self.clock += 1;
         let clock = self.clock;
         let warp = &mut self.warps[warp];
-        if live & !arrived == 0 {
+        if all & !arrived == 0 {
             warp.synchronised = clock;
             warp.partial = None;
             return clock;

@@ -25,7 +25,9 @@ pub(super) enum VoteKind {
 /// What lanes meet for, with the arriving lane's operands.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
-    BlockBarrier,
+    BlockBarrier {
+        line: i32,
+    },
     SyncWarp,
     Shuffle {
         kind: ShuffleKind,
@@ -58,7 +60,7 @@ impl Operation {
     /// The instruction's name, for messages; equal names take part in one collective.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::BlockBarrier => "__syncthreads",
+            Self::BlockBarrier { .. } => "__syncthreads",
             Self::SyncWarp => "__syncwarp",
             Self::Shuffle { kind: ShuffleKind::Index, .. } => "__shfl_sync",
             Self::Shuffle { kind: ShuffleKind::Xor, .. } => "__shfl_xor_sync",
@@ -92,19 +94,22 @@ pub(super) struct Group {
 
 /// A warp of the running block.
 pub(super) struct Warp {
-    /// Lanes that have not returned.
+    /// Lanes that the warp started with.
+    pub all: u32,
+    /// Those that have not returned.
     pub live: u32,
     pub groups: Vec<Group>,
 }
 
 impl Warp {
     pub fn new() -> Self {
-        Self { live: 0, groups: Vec::with_capacity(4) }
+        Self { all: 0, live: 0, groups: Vec::with_capacity(4) }
     }
 
     /// Prepares for a new block in which this warp has `lanes` lanes.
     pub fn start(&mut self, lanes: usize) {
-        self.live = u32::MAX >> (WARP - lanes);
+        self.all = u32::MAX >> (WARP - lanes);
+        self.live = self.all;
         self.groups.clear();
     }
 
@@ -150,7 +155,9 @@ impl Warp {
         let lanes = Lanes { block: &raw mut *block, warp, arrived: group.arrived };
         let first = lanes.get(group.arrived.trailing_zeros() as usize);
         let (operation, pc) = (first.wait.operation, first.wait.pc);
-        Self::compare_sites(block, &lanes, pc, first.linear);
+        if operation.needs_whole_warp() {
+            Self::compare_sites(block, &lanes, pc, first.linear);
+        }
         if operation.needs_whole_warp() && group.arrived != u32::MAX {
             let who = block.describe_lane(first.linear);
             block.stop(FindingKind::Divergence, pc, 0, || {
@@ -163,10 +170,10 @@ impl Warp {
             return;
         }
         match operation {
-            Operation::BlockBarrier => unreachable!("the block barrier is not a warp collective"),
+            Operation::BlockBarrier { .. } => unreachable!("the block barrier is not a warp collective"),
             Operation::SyncWarp => {
                 if let Some(checker) = &mut block.checker {
-                    checker.warp_synchronised(&lanes, block.warps[warp].live);
+                    checker.warp_synchronised(&lanes, block.warps[warp].all);
                 }
             }
             Operation::Shuffle { .. } => shuffle(block, &lanes),
@@ -181,7 +188,8 @@ impl Warp {
         }
     }
 
-    /// One collective, reached from different source lines.
+    /// An instruction that the whole warp has to execute together, reached from different source lines. Shuffles,
+    /// votes and `__syncwarp` may be: only mask and kind have to agree.
     fn compare_sites(block: &mut Block, lanes: &Lanes, pc: u32, linear: u32) {
         for lane in lanes.iter() {
             let (other, name) = (lane.wait.pc, lane.wait.operation.name());
