@@ -17,7 +17,7 @@
 // the block sees are never read.
 
 #include "cast.cuh"
-#include "softmax.cuh"
+#include "packed.cuh"
 
 #ifndef Q_FORMAT
 #error "define Q_FORMAT: Bf16 or F16"
@@ -69,16 +69,6 @@ constexpr int kRawTileBytes = kKeyTile * kRawRowBytes;
 static_assert(kDim % 16 == 0, "a matrix instruction takes 16 dims");
 static_assert(kKeyTile % 16 == 0, "a matrix instruction takes 16 keys");
 
-struct MmaParams {
-    AttentionParams attention;
-    float* partial_out;    // [splits, total_q, num_q_heads, head_dim] sums of P V, with splits > 1
-    float* partial_state;  // [splits, total_q, num_q_heads, 2] maximum in base 2 and sum of P
-    i32 row_tiles;         // blocks per request and KV head, splits apart
-    i32 splits;
-    i32 total_q;
-    i32 page_shift;        // log2 of the page size, or -1
-};
-
 // Where the parts of shared memory lie, in bytes.
 struct Shared {
     static constexpr int rows = 0;  // byte offset of each key row in the cache, K and V, of kRowRing tiles
@@ -93,49 +83,6 @@ struct Shared {
 using Scores = float[kRowTiles][kKeyTile / 8][4];
 using Sums = float[kRowTiles][kDim / 8][4];
 
-// One block's share of the work.
-struct Work {
-    i32 request, kv_head, first_packed, packed_rows, first_query, q_len, kv_len, split;
-    i32 first_tile, end_tile;
-    KeyRange keys;  // what some row of the block sees
-};
-
-// The keys that packed row `packed` sees.
-ATTEST_DEVICE KeyRange packed_row_keys(const AttentionParams& a, i32 packed, i32 q_len, i32 kv_len) {
-    const i32 index = packed / (a.num_q_heads / a.num_kv_heads);
-    const i64 position = static_cast<i64>(kv_len) - q_len + index;
-    return visible_keys(position, kv_len, a.causal, a.window_left, a.window_right);
-}
-
-ATTEST_DEVICE Work find_work(const MmaParams& p) {
-    const AttentionParams& a = p.attention;
-    Work w;
-    const i32 tiles = p.row_tiles * p.splits;
-    const i32 in_request = static_cast<i32>(blockIdx.x) % tiles;
-    w.request = static_cast<i32>(blockIdx.x) / tiles;
-    w.kv_head = static_cast<i32>(blockIdx.y);
-    w.split = in_request % p.splits;
-    // Later rows see more keys under a causal mask: the long blocks start first.
-    w.first_packed = (p.row_tiles - 1 - in_request / p.splits) * kRows;
-    w.first_query = a.query_start_loc[w.request];
-    w.q_len = a.query_start_loc[w.request + 1] - w.first_query;
-    w.kv_len = a.seq_lens[w.request];
-    w.packed_rows = w.q_len * (a.num_q_heads / a.num_kv_heads);
-    if (w.first_packed >= w.packed_rows) {
-        return w;
-    }
-    const i32 last = w.first_packed + kRows < w.packed_rows ? w.first_packed + kRows - 1 : w.packed_rows - 1;
-    // Both ends of a row's range grow with its position, so the first and the last row bound the block's.
-    w.keys = KeyRange{packed_row_keys(a, w.first_packed, w.q_len, w.kv_len).begin,
-                      packed_row_keys(a, last, w.q_len, w.kv_len).end};
-    const i32 begin = w.keys.begin / kKeyTile;
-    const i32 end = w.keys.end > w.keys.begin ? (w.keys.end + kKeyTile - 1) / kKeyTile : begin;
-    const i32 share = (end - begin + p.splits - 1) / p.splits;
-    w.first_tile = begin + w.split * share < end ? begin + w.split * share : end;
-    w.end_tile = w.first_tile + share < end ? w.first_tile + share : end;
-    return w;
-}
-
 ATTEST_DEVICE i64* key_rows(u8* shared, i32 tile) {
     return reinterpret_cast<i64*>(shared + Shared::rows) + tile % kRowRing * 2 * kKeyTile;
 }
@@ -149,11 +96,9 @@ ATTEST_DEVICE void find_key_rows(u8* shared, const MmaParams& p, const Work& w, 
         const i32 key = tile * kKeyTile + slot;
         i64 k_row = -1, v_row = -1;
         if (tile < w.end_tile && key >= w.keys.begin && key < w.keys.end) {
-            const i32 column = p.page_shift >= 0 ? key >> p.page_shift : key / a.page_size;
-            const i64 in_page = key - column * a.page_size;
-            const i64 page = block_table_row[column];
-            k_row = (page * a.k_page_stride + in_page * a.k_slot_stride) * KV_FORMAT::bytes;
-            v_row = (page * a.v_page_stride + in_page * a.v_slot_stride) * KV_FORMAT::bytes;
+            const Slot at = find_slot(p, block_table_row, key);
+            k_row = (at.page * a.k_page_stride + at.in_page * a.k_slot_stride) * KV_FORMAT::bytes;
+            v_row = (at.page * a.v_page_stride + at.in_page * a.v_slot_stride) * KV_FORMAT::bytes;
         }
         rows[slot] = k_row;
         rows[kKeyTile + slot] = v_row;
@@ -381,13 +326,11 @@ ATTEST_DEVICE void mask_tile(Scores& scores, const ThreadRows& rows, i32 tile) {
 ATTEST_DEVICE void write_row(const MmaParams& p, const Work& w, i32 packed, const float (&out)[kDim / 8][4], int r,
                              float max, float sum, float to_base_2) {
     const AttentionParams& a = p.attention;
-    const i32 group = a.num_q_heads / a.num_kv_heads;
-    const i64 query = w.first_query + packed / group;
-    const i32 head = w.kv_head * group + packed % group;
+    const Destination at = find_destination(a, w, packed);
     const int lane = threadIdx.x % 32;
     const float base_2 = max == negative_infinity() ? max : max * to_base_2;
     if (p.splits > 1) {
-        const i64 entry = (static_cast<i64>(w.split) * p.total_q + query) * a.num_q_heads + head;
+        const i64 entry = partial_entry(p, w, at);
         float* const to = p.partial_out + entry * kDim + lane % 4 * 2;
         ATTEST_UNROLL_FULL
         for (int n = 0; n < kDim / 8; ++n) {
@@ -399,15 +342,14 @@ ATTEST_DEVICE void write_row(const MmaParams& p, const Work& w, i32 packed, cons
         }
         return;
     }
-    const float v_scale = a.v_scales ? a.v_scales[w.kv_head] : a.v_scale;
-    const RowEnd end = finish_row(base_2, sum, a.sinks ? a.sinks[head] : negative_infinity(), v_scale);
-    u8* const to = a.out + (query * a.out_row_stride + head * a.out_head_stride + lane % 4 * 2) * 2;
+    const RowEnd end = finish_packed_row(a, w, at, base_2, sum);
+    u8* const to = a.out + (at.query * a.out_row_stride + at.head * a.out_head_stride + lane % 4 * 2) * 2;
     ATTEST_UNROLL_FULL
     for (int n = 0; n < kDim / 8; ++n) {
         store4(to + n * 16, pack_pair(Q_FORMAT{}, out[n][2 * r] * end.factor, out[n][2 * r + 1] * end.factor));
     }
     if (a.lse && lane % 4 == 0) {
-        a.lse[query * a.lse_row_stride + head * a.lse_head_stride] = end.lse;
+        a.lse[at.query * a.lse_row_stride + at.head * a.lse_head_stride] = end.lse;
     }
 }
 
@@ -465,7 +407,7 @@ ATTEST_DEVICE Warp start_warp(ThreadRows& rows, u8* shared, const AttentionParam
 MMA_KERNEL(ENTRY) {
     ATTEST_SHARED(shared);
     const AttentionParams& a = p.attention;
-    const Work w = find_work(p);
+    const Work w = find_work<kRows, kKeyTile>(p);
     if (w.first_packed >= w.packed_rows) {
         return;
     }

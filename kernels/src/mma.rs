@@ -1,4 +1,4 @@
-//! Launch of `mma.cu` and `combine.cu`: flash attention on tensor cores, in one pass or split over the keys.
+//! Launch of `mma.cu`, `decode.cu` and `combine.cu`: flash attention on tensor cores, in one pass or split over the keys.
 
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
@@ -12,11 +12,13 @@ use crate::tensor::DType;
 use crate::validate::AttentionShape;
 use crate::workspace::{Purpose, ScratchSource};
 
-const FILE: &str = "mma.cu";
-/// Entry of the instances that serve long queries.
+/// Entry of the instances of `mma.cu` that serve long queries.
 pub(crate) const PREFILL: &str = "mma_attention";
-/// Entry of the instances that serve a few rows per request.
-pub(crate) const DECODE: &str = "mma_decode";
+/// Entry of the instances of `mma.cu` that serve a few rows per request: more than 16 packed rows, or a head dim that
+/// `decode.cu` does not have.
+pub(crate) const VERIFY: &str = "mma_verify";
+/// Entry of `decode.cu`: at most 16 packed rows per request.
+pub(crate) const DECODE: &str = "decode_attention";
 /// Entry of the kernel that merges splits.
 pub(crate) const COMBINE: &str = "combine_splits";
 const COMBINE_THREADS: u32 = 256;
@@ -90,13 +92,73 @@ impl Geometry {
     }
 }
 
-/// What a launch of this kernel looks like: part of a [`crate::route::Route`].
+/// Packed rows that a block of `decode.cu` serves.
+const DECODE_ROWS: u64 = 16;
+/// Keys of one step of a warp of `decode.cu`.
+const DECODE_KEYS: u64 = 16;
+/// Blocks of `decode.cu` that a multiprocessor holds at once, as far as the split count is concerned.
+const DECODE_BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
+
+/// Launch sizes of `decode.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct DecodeGeometry {
+    /// Warps of a block; each walks keys of its own.
+    pub warps: u64,
+    /// Steps of 16 keys on their way or in use per warp.
+    pub stages: u64,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u64,
+}
+
+impl DecodeGeometry {
+    /// Mirrors `Shared` of `decode.cu`; `kv_bytes` is the size of a cache element.
+    fn new(warps: u64, stages: u64, head_dim: u64, kv_bytes: u64) -> Self {
+        let row = head_dim * kv_bytes;
+        let shared_row = if (row / 16).is_multiple_of(8) { row } else { row + 16 };
+        let ring = stages * 2 * DECODE_KEYS * shared_row;
+        let shared_bytes = DECODE_ROWS * (2 * head_dim + 16) + warps * DECODE_ROWS * 8 + warps * ring;
+        Self { warps, stages, shared_bytes }
+    }
+
+    /// The preferred geometry that fits: three stages (measured: a fourth costs residency and gains nothing), then
+    /// fewer warps. A warp's ring must also hold its sums at the end.
+    #[must_use]
+    pub fn choose(head_dim: u64, kv_bytes: u64, max_shared_bytes: u64) -> Option<Self> {
+        let all = [4, 2, 1].into_iter().flat_map(|w| [3, 2].map(|s| (w, s)));
+        all.map(|(warps, stages)| Self::new(warps, stages, head_dim, kv_bytes)).find(|g| {
+            let ring = g.stages * 2 * DECODE_KEYS * head_dim * kv_bytes;
+            g.shared_bytes <= max_shared_bytes && ring >= DECODE_ROWS * head_dim * 4
+        })
+    }
+}
+
+/// Which tensor-core kernel a call takes, and its tile sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MmaKernel {
+    /// `mma.cu` for long queries.
+    Prefill(Geometry),
+    /// `mma.cu` for short ones.
+    Verify(Geometry),
+    /// `decode.cu`.
+    Decode(DecodeGeometry),
+}
+
+impl MmaKernel {
+    /// Packed rows, threads and shared bytes of a block.
+    fn block(&self) -> (u64, u64, u64) {
+        match self {
+            Self::Prefill(g) | Self::Verify(g) => (g.rows(), 32 * g.warps, g.shared_bytes),
+            Self::Decode(g) => (DECODE_ROWS, 32 * g.warps, g.shared_bytes),
+        }
+    }
+}
+
+/// What a launch of the tensor-core kernels looks like: part of a [`crate::route::Route`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct MmaPlan {
-    /// Entry point: prefill or decode.
-    pub entry: String,
-    /// Tile sizes.
-    pub geometry: Geometry,
+    /// Kernel and tile sizes.
+    pub kernel: MmaKernel,
     /// Blocks per request and KV head, splits apart.
     pub row_tiles: u64,
     /// Parts of the keys.
@@ -211,48 +273,82 @@ pub(crate) fn plan(
     knobs: &Knobs,
 ) -> Result<MmaPlan, Unsupported> {
     let packed = shape.max_query_len * shape.group();
-    let decode = is_decode(shape, knobs);
-    // A batch that is not known to be short gets the tall blocks, whatever its bound says.
-    let rows = if decode { packed } else { packed.max(65) };
     let max_shared = u64::from(capability.max_shared_bytes);
-    let Some(geometry) = Geometry::choose(rows, shape.head_dim_k, casts, max_shared) else {
+    let Some(kernel) = choose_kernel(shape, packed, casts, max_shared, knobs) else {
         let least = Geometry::new(1, 1, 16, shape.head_dim_k, casts).shared_bytes;
         let what = format!("{max_shared} bytes of shared memory at head_dim {}", shape.head_dim_k);
         return Err(Unsupported { arm, what, accepted: format!("{least} bytes or more") });
     };
-    let row_tiles = packed.div_ceil(geometry.rows()).max(1);
-    let splits = if decode {
-        let blocks = row_tiles * shape.num_kv_heads * shape.num_requests;
-        let key_blocks = shape.max_seq_len.div_ceil(geometry.key_tile);
-        let most = knobs.max_splits.max(1);
-        knobs
-            .splits
-            .unwrap_or_else(|| split_count(blocks, u64::from(capability.multiprocessors), key_blocks, most))
-    } else {
-        knobs.splits.unwrap_or(1)
+    let row_tiles = packed.div_ceil(kernel.block().0).max(1);
+    let blocks = row_tiles * shape.num_kv_heads * shape.num_requests;
+    let multiprocessors = u64::from(capability.multiprocessors);
+    let ruled = match kernel {
+        MmaKernel::Prefill(_) => 1,
+        MmaKernel::Verify(g) => split_count(
+            blocks,
+            multiprocessors,
+            shape.max_seq_len.div_ceil(g.key_tile),
+            knobs.max_splits.max(1),
+        ),
+        MmaKernel::Decode(g) => split_count(
+            blocks,
+            DECODE_BLOCKS_PER_MULTIPROCESSOR * multiprocessors,
+            shape.max_seq_len.div_ceil(DECODE_KEYS * g.warps),
+            knobs.max_splits.max(1),
+        ),
     };
-    let entry = if decode { DECODE } else { PREFILL };
-    Ok(MmaPlan { entry: entry.to_owned(), geometry, row_tiles, splits: splits.max(1) })
+    Ok(MmaPlan { kernel, row_tiles, splits: knobs.splits.unwrap_or(ruled).max(1) })
+}
+
+fn choose_kernel(
+    shape: &AttentionShape,
+    packed: u64,
+    casts: bool,
+    max_shared: u64,
+    knobs: &Knobs,
+) -> Option<MmaKernel> {
+    let head_dim = shape.head_dim_k;
+    if !is_decode(shape, knobs) {
+        // A batch that is not known to be short gets the tall blocks, whatever its bound says.
+        return Geometry::choose(packed.max(65), head_dim, casts, max_shared).map(MmaKernel::Prefill);
+    }
+    let decode = (packed <= DECODE_ROWS && head_dim.is_multiple_of(64))
+        .then(|| DecodeGeometry::choose(head_dim, shape.kv_dtype.size_bytes(), max_shared))
+        .flatten();
+    decode
+        .map(MmaKernel::Decode)
+        .or_else(|| Geometry::choose(packed, head_dim, casts, max_shared).map(MmaKernel::Verify))
 }
 
 /// The compiled instance of a plan.
 pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> KernelSpec {
     let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
-    let entry = if plan.entry == DECODE { DECODE } else { PREFILL };
     let mut defines = vec![
-        ("ENTRY", entry.to_owned()),
         ("Q_FORMAT", codec(shape.q_dtype)),
         ("KV_FORMAT", codec(shape.kv_dtype)),
         ("HEAD_DIM", shape.head_dim_k.to_string()),
         ("MODIFIED", u8::from(shape.softcap || shape.alibi).to_string()),
-        ("WARPS", plan.geometry.warps.to_string()),
-        ("ROW_TILES", plan.geometry.row_tiles.to_string()),
-        ("KEY_TILE", plan.geometry.key_tile.to_string()),
     ];
     if cast == Cast::Hardware {
         defines.push(("CAST_HARDWARE", "1".to_owned()));
     }
-    KernelSpec { file: FILE, entry, defines }
+    let (file, entry) = match &plan.kernel {
+        MmaKernel::Prefill(g) | MmaKernel::Verify(g) => {
+            let entry = if matches!(plan.kernel, MmaKernel::Prefill(_)) { PREFILL } else { VERIFY };
+            defines.extend([
+                ("ENTRY", entry.to_owned()),
+                ("WARPS", g.warps.to_string()),
+                ("ROW_TILES", g.row_tiles.to_string()),
+                ("KEY_TILE", g.key_tile.to_string()),
+            ]);
+            ("mma.cu", entry)
+        }
+        MmaKernel::Decode(g) => {
+            defines.extend([("WARPS", g.warps.to_string()), ("STAGES", g.stages.to_string())]);
+            ("decode.cu", DECODE)
+        }
+    };
+    KernelSpec { file, entry, defines }
 }
 
 fn combine_spec(out: DType) -> KernelSpec {
@@ -297,10 +393,11 @@ pub(crate) fn launch(
         total_q: extent(shape.total_q),
         page_shift: page_shift(shape.page_size),
     };
+    let (_, threads, shared_bytes) = plan.kernel.block();
     let config = LaunchConfig {
         grid: [extent(blocks).cast_unsigned(), extent(shape.num_kv_heads).cast_unsigned(), 1],
-        block: [32 * extent(plan.geometry.warps).cast_unsigned(), 1, 1],
-        shared_bytes: extent(plan.geometry.shared_bytes).cast_unsigned(),
+        block: [extent(threads).cast_unsigned(), 1, 1],
+        shared_bytes: extent(shared_bytes).cast_unsigned(),
     };
     device.launch(kernel, config, params.bytes(), stream)?;
     let Some(combine) = combine else { return Ok(vec![spec.entry]) };
@@ -381,6 +478,18 @@ mod tests {
                             "sm_{capability} head_dim {head_dim} casts {casts} rows {rows}"
                         );
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn some_decode_geometry_fits_every_card() {
+        for (capability, limit) in LIMITS {
+            for head_dim in [64, 128, 192, 256] {
+                for bytes in [1, 2] {
+                    let found = DecodeGeometry::choose(head_dim, bytes, limit);
+                    assert!(found.is_some(), "sm_{capability} head_dim {head_dim}, {bytes} bytes");
                 }
             }
         }

@@ -1,0 +1,95 @@
+// What the tensor-core kernels share: their arguments, how packed rows and key tiles are dealt out to blocks, and how a
+// row's results leave the block.
+//
+// Packed rows are the query rows of one request times the query heads of one KV head, position by position: packed row r
+// is query row r / group, head r % group. They see keys alike but for their positions, so a block reads each key once
+// for all of them.
+#pragma once
+
+#include "softmax.cuh"
+
+struct MmaParams {
+    AttentionParams attention;
+    float* partial_out;    // [splits, total_q, num_q_heads, head_dim] sums of P V, with splits > 1
+    float* partial_state;  // [splits, total_q, num_q_heads, 2] maximum in base 2 and sum of P
+    i32 row_tiles;         // blocks per request and KV head, splits apart
+    i32 splits;
+    i32 total_q;
+    i32 page_shift;        // log2 of the page size, or -1
+};
+
+// One block's share of the work.
+struct Work {
+    i32 request, kv_head, first_packed, packed_rows, first_query, q_len, kv_len, split;
+    i32 first_tile, end_tile;
+    KeyRange keys;  // what some row of the block sees
+};
+
+// The keys that packed row `packed` sees.
+ATTEST_DEVICE KeyRange packed_row_keys(const AttentionParams& a, i32 packed, i32 q_len, i32 kv_len) {
+    const i32 index = packed / (a.num_q_heads / a.num_kv_heads);
+    const i64 position = static_cast<i64>(kv_len) - q_len + index;
+    return visible_keys(position, kv_len, a.causal, a.window_left, a.window_right);
+}
+
+// The work of this block: `rows` packed rows against key tiles of `key_tile` keys.
+template <int rows, int key_tile>
+ATTEST_DEVICE Work find_work(const MmaParams& p) {
+    const AttentionParams& a = p.attention;
+    Work w;
+    const i32 blocks = p.row_tiles * p.splits;
+    const i32 in_request = static_cast<i32>(blockIdx.x) % blocks;
+    w.request = static_cast<i32>(blockIdx.x) / blocks;
+    w.kv_head = static_cast<i32>(blockIdx.y);
+    w.split = in_request % p.splits;
+    // Later rows see more keys under a causal mask: the long blocks start first.
+    w.first_packed = (p.row_tiles - 1 - in_request / p.splits) * rows;
+    w.first_query = a.query_start_loc[w.request];
+    w.q_len = a.query_start_loc[w.request + 1] - w.first_query;
+    w.kv_len = a.seq_lens[w.request];
+    w.packed_rows = w.q_len * (a.num_q_heads / a.num_kv_heads);
+    if (w.first_packed >= w.packed_rows) {
+        return w;
+    }
+    const i32 last = w.first_packed + rows < w.packed_rows ? w.first_packed + rows - 1 : w.packed_rows - 1;
+    // Both ends of a row's range grow with its position, so the first and the last row bound the block's.
+    w.keys = KeyRange{packed_row_keys(a, w.first_packed, w.q_len, w.kv_len).begin,
+                      packed_row_keys(a, last, w.q_len, w.kv_len).end};
+    const i32 begin = w.keys.begin / key_tile;
+    const i32 end = w.keys.end > w.keys.begin ? (w.keys.end + key_tile - 1) / key_tile : begin;
+    const i32 share = (end - begin + p.splits - 1) / p.splits;
+    w.first_tile = begin + w.split * share < end ? begin + w.split * share : end;
+    w.end_tile = w.first_tile + share < end ? w.first_tile + share : end;
+    return w;
+}
+
+// Where a key's row lies: page and slot, found through the block table.
+struct Slot {
+    i64 page, in_page;
+};
+
+ATTEST_DEVICE Slot find_slot(const MmaParams& p, const i32* block_table_row, i32 key) {
+    const i32 column = p.page_shift >= 0 ? key >> p.page_shift : key / p.attention.page_size;
+    return Slot{block_table_row[column], key - column * p.attention.page_size};
+}
+
+// Where a packed row's results go.
+struct Destination {
+    i64 query;
+    i32 head;
+};
+
+ATTEST_DEVICE Destination find_destination(const AttentionParams& a, const Work& w, i32 packed) {
+    const i32 group = a.num_q_heads / a.num_kv_heads;
+    return Destination{w.first_query + packed / group, w.kv_head * group + packed % group};
+}
+
+// Entry of one split's partial sums.
+ATTEST_DEVICE i64 partial_entry(const MmaParams& p, const Work& w, Destination to) {
+    return (static_cast<i64>(w.split) * p.total_q + to.query) * p.attention.num_q_heads + to.head;
+}
+
+ATTEST_DEVICE RowEnd finish_packed_row(const AttentionParams& a, const Work& w, Destination to, float max, float sum) {
+    const float v_scale = a.v_scales ? a.v_scales[w.kv_head] : a.v_scale;
+    return finish_row(max, sum, a.sinks ? a.sinks[to.head] : negative_infinity(), v_scale);
+}
