@@ -9,7 +9,7 @@ pub mod launch;
 pub mod mma;
 mod params;
 pub mod route;
-mod scalar;
+pub mod scalar;
 pub mod scratch;
 pub mod simt;
 pub mod source;

@@ -83,6 +83,12 @@ impl SharedLayout {
     }
 }
 
+/// Keys per tile of a launch for this shape, a power of two from 8 to 64: the error bound of a flash kernel depends on it.
+#[must_use]
+pub fn key_tile(shape: &AttentionShape) -> u64 {
+    SharedLayout::new(shape).key_tile
+}
+
 /// What the scalar arm serves: every format, mask and option; head dims in steps of 8 up to 512.
 pub(crate) fn supports(shape: &AttentionShape) -> Result<(), Unsupported> {
     for (name, dim) in [("head_dim_k", shape.head_dim_k), ("head_dim_v", shape.head_dim_v)] {

@@ -8,9 +8,10 @@ use attention::{Batch, Layout, Problem};
 use kernels::arm::Arm;
 use kernels::device::DeviceRef;
 use kernels::launch::paged_attention;
+use kernels::simt::{Fill, Mode, Schedule};
 use kernels::tensor::DType;
 use rstest::rstest;
-use support::{STREAM, checked};
+use support::{STREAM, checked, device_as};
 
 fn run(device: &DeviceRef, batch: &Batch) {
     paged_attention(device, STREAM, Arm::Scalar, &batch.args).expect("a launch");
@@ -242,4 +243,39 @@ fn a_batch_without_rows_launches_nothing() {
     let launched = paged_attention(&device, STREAM, Arm::Scalar, &batch.args).unwrap();
     assert_eq!(launched.kernels, Vec::<&str>::new());
     assert!(device.launch_counts().iter().all(|(_, count)| *count == 0));
+}
+
+#[test]
+fn no_order_of_lanes_and_blocks_and_no_stale_memory_changes_a_bit() {
+    let results: Vec<_> = [
+        (Schedule::Forward, Fill::Nan),
+        (Schedule::Forward, Fill::Large),
+        (Schedule::Reverse, Fill::Nan),
+        (Schedule::Random(1), Fill::Nan),
+        (Schedule::Random(2), Fill::Large),
+    ]
+    .into_iter()
+    .map(|(schedule, fill)| {
+        let device = device_as(|options| (options.schedule, options.fill) = (schedule, fill));
+        let batch =
+            Batch::new(&device, Problem::new(BF16, DType::E4m3, (6, 2), 40).lens(&[9, 1], &[77, 66]), 13);
+        run(&device, &batch);
+        batch.results(&device)
+    })
+    .collect();
+    assert!(results.iter().all(|result| *result == results[0]));
+}
+
+#[test]
+fn checked_and_fast_mode_give_the_same_bits() {
+    let results = [Mode::Checked, Mode::Fast].map(|mode| {
+        let device = device_as(|options| options.mode = mode);
+        let mut problem = Problem::new(DType::F16, DType::E5m2, (4, 1), 72).lens(&[5, 1], &[130, 31]);
+        problem.softcap = Some(20.0);
+        problem.slopes = Some(vec![0.5, 0.25, 0.125, 0.0625]);
+        let batch = Batch::new(&device, problem, 15);
+        run(&device, &batch);
+        batch.results(&device)
+    });
+    assert_eq!(results[0], results[1]);
 }

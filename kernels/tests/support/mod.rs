@@ -10,14 +10,21 @@ use kernels::tensor::{Allocation, DType, DeviceTensor};
 /// The stream of every test.
 pub const STREAM: StreamId = StreamId::DEFAULT;
 
+/// A checked device with the project's kernels and some options changed.
+pub fn device_as(change: impl FnOnce(&mut SimtOptions)) -> DeviceRef {
+    let mut options = SimtOptions::new(SourceSet::load().expect("kernel sources"));
+    change(&mut options);
+    SimtDevice::new(options).expect("a simt device")
+}
+
 /// A device with the given kernel sources.
 pub fn device_with(mode: Mode, sources: SourceSet) -> DeviceRef {
-    SimtDevice::new(SimtOptions { mode, ..SimtOptions::new(sources) }).expect("a simt device")
+    device_as(|options| (options.mode, options.sources) = (mode, sources))
 }
 
 /// A checked device with the project's kernels.
 pub fn checked() -> DeviceRef {
-    device_with(Mode::Checked, SourceSet::load().expect("kernel sources"))
+    device_as(|_| ())
 }
 
 /// Uploads bytes into an allocation of exactly their size (at least one byte).
