@@ -1,6 +1,7 @@
 //! What is under test: CUDA sources, the devices that run them, launch code, routes and scratch.
 pub mod args;
 pub mod arm;
+pub mod conformance;
 pub mod cuda;
 pub mod dense;
 pub mod device;
