@@ -87,10 +87,14 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
     let mean = weighted_sum(&weights, &v);
     let lse = max + denominator.ln();
 
-    let row_bound = model.row(head, problem.k_dim(), &visible, x.fold(0.0, |max, x| f64::max(max, x.abs())));
+    // A logit of −∞ is a weight of exactly 0 and brings no error.
+    let max_x = x.iter().filter(|x| x.is_finite()).fold(0.0, |max, x| f64::max(max, x.abs()));
+    let row_bound = model.row(head, problem.k_dim(), &visible, max_x);
     let magnitudes = k.mapv(f64::abs).dot(&q.mapv(f64::abs)) * head.sigma.abs();
     let etas = Zip::from(&magnitudes).and(&x).map_collect(|&magnitude, &x| row_bound.eta(magnitude, x));
-    let weighted_etas = &weights * &etas;
+    let weighted_etas = Zip::from(&weights)
+        .and(&etas)
+        .map_collect(|&weight, &eta| if weight == 0.0 { 0.0 } else { weight * eta });
     let weighted = weighted_sum(&weights, &v.mapv(f64::abs));
     let squares = weighted_sum(&weights.mapv(|w| w * w), &v.mapv(|v| v * v));
     let spread = weighted_sum(&weighted_etas, &(&v - &mean).mapv(f64::abs));
@@ -107,7 +111,7 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
         out: mean * head.v_scale,
         lse,
         lse_bound: row_bound.lse(weighted_etas.sum(), lse),
-        max_eta: etas.fold(0.0, |max, &eta| f64::max(max, eta)),
+        max_eta: etas.iter().filter(|eta| eta.is_finite()).fold(0.0, |max, &eta| f64::max(max, eta)),
     }
 }
 

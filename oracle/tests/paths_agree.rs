@@ -179,6 +179,7 @@ fn on_values_that_are_not_finite(
         if operand == "k" && bad.is_nan() {
             assert_eq!(out.is_nan(), sees, "{place:?}");
         }
+        assert_eq!(judge.bound[place].is_finite(), out.is_finite(), "bound {place:?}");
     }
 }
 

@@ -95,10 +95,10 @@ pub fn attend_f64_blocked(
     Ok(judge::assemble(&problem, ordered))
 }
 
-/// Multiply-adds of q·k up to which [`attend`] takes the judge: well under a second.
-const JUDGE_LIMIT: usize = 1 << 27;
+/// Multiply-adds of q·k up to which [`attend`] takes the judge: a fraction of a second.
+const JUDGE_LIMIT: usize = 1 << 26;
 
-/// Reference attention and error bound: by the judge where that takes well under a second, else by the fast path.
+/// Reference attention and error bound: by the judge where that takes a fraction of a second, else by the fast path.
 ///
 /// # Errors
 /// As [`attend_f64`](crate::attend_f64).
