@@ -175,6 +175,36 @@ fn correct_kernels_pass_on_random_inputs(
     }
 }
 
+/// Every option at once, drawn at random: what each adds to the logits it also adds to the bound.
+#[rstest]
+fn correct_kernels_pass_with_every_option(
+    #[values(Format::F32, Format::Bf16, Format::F16)] p_format: Format,
+    #[values(1, 2, 3, 4)] seed: u64,
+) {
+    let mut rng = common::Rng(seed);
+    for _ in 0..10 {
+        let chance = |rng: &mut common::Rng| rng.next().is_multiple_of(2);
+        let kv_len = 1 + (rng.next() % 400) as usize;
+        let inputs = Inputs::normal(Shape::new(1 + (rng.next() % 6) as usize, kv_len, 4, 2, 64), rng.next());
+        let per_head =
+            |rng: &mut common::Rng, size: f64| (0..4).map(|_| (size * rng.normal()) as f32).collect();
+        let options = AttentionOptions {
+            causal: chance(&mut rng),
+            window_left: chance(&mut rng).then(|| rng.integer(100).abs()),
+            window_right: chance(&mut rng).then(|| rng.integer(100).abs()),
+            softcap: chance(&mut rng).then(|| 2.0 + 60.0 * rng.unit()),
+            alibi_slopes: chance(&mut rng).then(|| per_head(&mut rng, 0.3)),
+            sinks: chance(&mut rng).then(|| per_head(&mut rng, 8.0)),
+            k_scale: vec![0.25, 1.7],
+            v_scale: vec![0.011, 9.0],
+            ..AttentionOptions::new(f64::from(rng.unit() as f32 + 0.01))
+        };
+        let model = BoundModel::new(p_format, KEY_TILE);
+        let (out, lse) = judge(flash(p_format, Format::F32), &inputs, &options, &model);
+        assert_accepted((out, lse));
+    }
+}
+
 /// What the grid is for: at these magnitudes random inputs get a bound that excuses anything.
 #[test]
 fn the_bound_says_when_it_means_nothing() {
