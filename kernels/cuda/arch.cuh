@@ -22,18 +22,14 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 #define ATTEST_PURE static __device__ __forceinline__
 #endif
 
+// Register arrays need their loops unrolled on a GPU. On the host they are plain memory that no access hook sees, and
+// short code compiles in half the time.
 #ifdef ATTEST_SIMT
-#define ATTEST_PRAGMA(text) _Pragma(#text)
-#define ATTEST_UNROLL(count) ATTEST_PRAGMA(GCC unroll count)
+#define ATTEST_UNROLL(count)
+#define ATTEST_UNROLL_FULL
 #else
 #define ATTEST_PRAGMA(text) _Pragma(#text)
 #define ATTEST_UNROLL(count) ATTEST_PRAGMA(unroll count)
-#endif
-
-// Register arrays need their loops unrolled on a GPU; on the host they are plain memory and short code compiles faster.
-#ifdef ATTEST_SIMT
-#define ATTEST_UNROLL_FULL
-#else
 #define ATTEST_UNROLL_FULL _Pragma("unroll")
 #endif
 
@@ -41,15 +37,15 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 // Kernel entries and dynamic shared memory
 // ---------------------------------------------------------------------------------------------------------------
 
-// Defines the entry `name`. The braces that follow are its body, which sees the one argument as `const Params& p`. The launch
-// bounds are the largest block in threads and, optionally, the number of such blocks a multiprocessor should hold.
-// On the host the entry takes the address of the parameter bytes and is called once per lane.
+// Defines the entry `name`. The braces that follow are its body, which sees the one argument as `const Params& p`. The
+// launch bounds are the largest block in threads and, optionally, the number of such blocks a multiprocessor should
+// hold. On the host the entry takes the address of the parameter bytes and is called once per lane.
 #define ATTEST_FIRST(first, ...) first
 #ifdef ATTEST_SIMT
 #define ATTEST_KERNEL(name, Params, ...)                                                                           \
     static void __attribute__((noinline)) name##_body(const Params& p);                                            \
     extern "C" const unsigned name##_params_bytes = sizeof(Params);                                                \
-    extern "C" const unsigned name##_max_threads = ATTEST_FIRST(__VA_ARGS__, );                                     \
+    extern "C" const unsigned name##_max_threads = ATTEST_FIRST(__VA_ARGS__, );                                    \
     extern "C" void __attribute__((no_sanitize("thread"))) name(const void* raw) {                                 \
         const Params copy = *static_cast<const Params*>(raw);                                                      \
         name##_body(copy);                                                                                         \
@@ -228,8 +224,9 @@ ATTEST_DEVICE void load_matrix_x2_transposed(u32 (&fragment)[2], const void* row
 }
 
 // sum += a b for a 16x16 and a 16x8 tile of bf16, accumulated in f32.
-// With g = lane / 4 and t = lane % 4, element i of a is row g + 8 ((i >> 1) & 1), column 2t + (i & 1) + 8 (i >> 2); of b,
-// k = 2t + (i & 1) + 8 (i >> 1), n = g; of the sum, row g + 8 (i >> 1), column 2t + (i & 1). Two elements to a register.
+// With g = lane / 4 and t = lane % 4, element i of a is row g + 8 ((i >> 1) & 1), column 2t + (i & 1) + 8 (i >> 2); of
+// b, k = 2t + (i & 1) + 8 (i >> 1), n = g; of the sum, row g + 8 (i >> 1), column 2t + (i & 1). Two elements to a
+// register.
 ATTEST_DEVICE void mma_m16n8k16_bf16(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef ATTEST_SIMT
     simt_mma_m16n8k16(sum, a, b, sum, 0);
@@ -250,5 +247,21 @@ ATTEST_DEVICE void mma_m16n8k16_f16(float (&sum)[4], const u32 (&a)[4], const u3
                  "{%0, %1, %2, %3};\n"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// Approximate functions
+// ---------------------------------------------------------------------------------------------------------------
+
+// 2^x, relative error below 2^-22; subnormal arguments and results count as zero. The host gives the bits that the
+// instruction gives on compute capability 9.0.
+ATTEST_DEVICE float ex2_approx(float x) {
+#ifdef ATTEST_SIMT
+    return simt_ex2_approx_ftz(x);
+#else
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(result) : "f"(x));
+    return result;
 #endif
 }

@@ -7,8 +7,8 @@
 //! 1. |x| is truncated to a multiple of 2^-23. A positive argument is then at most one step above its fixed-point
 //!    value. The same is made true of negative arguments by taking the one's complement of the truncated magnitude
 //!    instead of its negative; only if that magnitude is a whole number is it negated. The part before the binary
-//!    point becomes the exponent, the 23 bits after it are the fraction f. 2^-f and 2^(1-f) hence differ by more than
-//!    a factor of two, but whole steps within one sign are exact.
+//!    point becomes the exponent, the 23 bits after it are the fraction f. So whole steps within one sign shift the
+//!    result exactly, and a step from a negative to a positive argument need not.
 //! 2. With k the upper 6 and u the lower 17 bits of f, the significand in units of 2^-23 is
 //!    `floor(c0/2^2 + c1·u/2^15 + c2·square(u)/2^34 + 6114/2^15)`, where `square` drops every partial product of u²
 //!    below 2^19. The constant makes up, on average, for what is dropped.
