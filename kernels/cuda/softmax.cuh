@@ -20,15 +20,7 @@ ATTEST_DEVICE float max_keeping_nan(float a, float b) {
 
 // 2^x for x <= 0 and a rounding error above it: the card's own instruction, within 2 ulp and 0 below 2^-126. The host
 // reproduces it bit for bit.
-ATTEST_DEVICE float exp2_weight(float x) {
-#ifdef ATTEST_SIMT
-    return exp2_f32(x);
-#else
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#endif
-}
+ATTEST_DEVICE float exp2_weight(float x) { return ex2_approx(x); }
 
 // sum += a b on the tensor cores.
 ATTEST_DEVICE void mma(Bf16, float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(sum, a, b); }
