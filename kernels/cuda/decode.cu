@@ -128,21 +128,60 @@ ATTEST_DEVICE void copy_queries(u8* shared, const AttentionParams& a, const Work
     }
 }
 
-// Two values of K as an operand register: elements 2 `pair` and the next of a 16-byte read.
-ATTEST_DEVICE u32 k_pair(Vec16 raw, int pair) {
-    if (kBytes == 2) {
-        return ATTEST_VEC16_WORD(raw, pair);
+// How fp8 codes become operands. Whole words at once by integer arithmetic, which pairs codes 0 and 2, and 1 and 3; or
+// neighbours by the conversion instruction.
+#ifdef CAST_HARDWARE
+constexpr bool kCastWords = false;
+#else
+constexpr bool kCastWords = kBytes == 1;
+#endif
+
+// Puts each four dims of q into the order in which casting by words leaves those of K.
+ATTEST_DEVICE void reorder_queries(u8* shared) {
+    for (int item = threadIdx.x; item < kRows * kDim / 4; item += kThreads) {
+        u8* const at = shared + Shared::q + item / (kDim / 4) * kQRow + item % (kDim / 4) * 8;
+        const u64 dims = load8(at);
+        const u32 low = static_cast<u32>(dims), high = static_cast<u32>(dims >> 32);
+        store8(at, __byte_perm(low, high, 0x5410) | static_cast<u64>(__byte_perm(low, high, 0x7632)) << 32);
     }
-    return cast_pair<Q_FORMAT, KV_FORMAT>(ATTEST_VEC16_WORD(raw, pair / 2) >> pair % 2 * 16);
 }
 
-// One dim of two keys as an operand register: element `dim` of a read of each.
-ATTEST_DEVICE u32 v_pair(const u32 (&first)[kVWords], const u32 (&second)[kVWords], int dim) {
-    const int word = dim * kBytes / 4, byte = dim * kBytes % 4;
-    if (kBytes == 2) {
-        return __byte_perm(first[word], second[word], byte == 0 ? 0x5410 : 0x7632);
+template <int words>
+ATTEST_DEVICE void load_words(u32 (&to)[words], const u8* from) {
+    if (words == 4) {
+        const Vec16 raw = load16(from);
+        ATTEST_UNROLL_FULL
+        for (int i = 0; i < words; ++i) {
+            to[i] = ATTEST_VEC16_WORD(raw, i);
+        }
+    } else {
+        const u64 raw = load8(from);
+        to[0] = static_cast<u32>(raw);
+        to[words - 1] = static_cast<u32>(raw >> 32);
     }
-    return cast_pair<Q_FORMAT, KV_FORMAT>(__byte_perm(first[word], second[word], (4 + byte) << 4 | byte));
+}
+
+// Operand registers of the matrix steps that one 16-byte read of K feeds.
+ATTEST_DEVICE void k_operands(u32 (&to)[kKSteps][2], const u8* from) {
+    u32 raw[4];
+    load_words(raw, from);
+    if (kBytes == 2) {
+        ATTEST_UNROLL_FULL
+        for (int step = 0; step < kKSteps; ++step) {
+            to[step][0] = raw[2 * step % 4];
+            to[step][1] = raw[(2 * step + 1) % 4];
+        }
+        return;
+    }
+    WordCast cast[4];
+    if (kCastWords) {
+        cast_words<Q_FORMAT, KV_FORMAT, 4>(cast, raw);
+    }
+    ATTEST_UNROLL_FULL
+    for (int step = 0; step < kKSteps; ++step) {
+        to[step][0] = kCastWords ? cast[step].even : cast_pair<Q_FORMAT, KV_FORMAT>(raw[step]);
+        to[step][1] = kCastWords ? cast[step].odd : cast_pair<Q_FORMAT, KV_FORMAT>(raw[step] >> 16);
+    }
 }
 
 // S = Q K^T of one step. Element i of scores[n] is row g + 8 (i / 2), key 8n + 2t + i % 2.
@@ -154,10 +193,10 @@ ATTEST_DEVICE void score_step(float (&scores)[2][4], const u8* queries, const u8
     }
     ATTEST_UNROLL_FULL
     for (int group = 0; group < kChunks / 4; ++group) {
-        Vec16 raw[2];
+        u32 b[2][kKSteps][2];
         ATTEST_UNROLL_FULL
         for (int n = 0; n < 2; ++n) {
-            raw[n] = load16(keys + (8 * n + g) * kSharedRow + k_chunk(8 * n + g, 4 * group + t) * 16);
+            k_operands(b[n], keys + (8 * n + g) * kSharedRow + k_chunk(8 * n + g, 4 * group + t) * 16);
         }
         ATTEST_UNROLL_FULL
         for (int step = 0; step < kKSteps; ++step) {
@@ -167,14 +206,29 @@ ATTEST_DEVICE void score_step(float (&scores)[2][4], const u8* queries, const u8
                               static_cast<u32>(lower >> 32)};
             ATTEST_UNROLL_FULL
             for (int n = 0; n < 2; ++n) {
-                const u32 b[2] = {k_pair(raw[n], 2 * step), k_pair(raw[n], 2 * step + 1)};
-                mma(Q_FORMAT{}, scores[n], a, b);
+                mma(Q_FORMAT{}, scores[n], a, b[n][step]);
             }
         }
     }
 }
 
 using Sums = float[kVBlocks][kVDims][4];
+
+// One dim of two keys as an operand register; `dim` counts within a read of each.
+ATTEST_DEVICE u32 v_pair(const u32 (&first)[kVWords], const u32 (&second)[kVWords], int dim) {
+    const int word = dim * kBytes / 4, byte = dim * kBytes % 4;
+    if (kBytes == 2) {
+        return __byte_perm(first[word], second[word], byte == 0 ? 0x5410 : 0x7632);
+    }
+    return cast_pair<Q_FORMAT, KV_FORMAT>(__byte_perm(first[word], second[word], (4 + byte) << 4 | byte));
+}
+
+ATTEST_DEVICE u32 v_pair(const WordCast (&first)[kVWords], const WordCast (&second)[kVWords], int dim) {
+    const int word = dim / 4;
+    const u32 low = dim % 2 == 0 ? first[word].even : first[word].odd;
+    const u32 high = dim % 2 == 0 ? second[word].even : second[word].odd;
+    return __byte_perm(low, high, dim % 4 < 2 ? 0x5410 : 0x7632);
+}
 
 // O += P V of one step. Element i of out[block][j] is row g + 8 (i / 2), dim block * 8 kVDims + (2t + i % 2) kVDims + j.
 ATTEST_DEVICE void weigh_step(Sums& out, const float (&weights)[2][4], const u8* values) {
@@ -186,26 +240,20 @@ ATTEST_DEVICE void weigh_step(Sums& out, const float (&weights)[2][4], const u8*
     ATTEST_UNROLL_FULL
     for (int block = 0; block < kVBlocks; ++block) {
         u32 raw[4][kVWords];
+        WordCast cast[4][kVWords];
         ATTEST_UNROLL_FULL
         for (int i = 0; i < 4; ++i) {
             const int key = 2 * t + i % 2 + i / 2 * 8;
             const int byte = (block * 8 + g) * kVWords * 4;
-            const u8* const at = values + key * kSharedRow + v_chunk(key, byte / 16) * 16 + byte % 16;
-            if (kVWords == 4) {
-                const Vec16 words = load16(at);
-                ATTEST_UNROLL_FULL
-                for (int word = 0; word < kVWords; ++word) {
-                    raw[i][word] = ATTEST_VEC16_WORD(words, word);
-                }
-            } else {
-                const u64 words = load8(at);
-                raw[i][0] = static_cast<u32>(words);
-                raw[i][1] = static_cast<u32>(words >> 32);
+            load_words(raw[i], values + key * kSharedRow + v_chunk(key, byte / 16) * 16 + byte % 16);
+            if (kCastWords) {
+                cast_words<Q_FORMAT, KV_FORMAT, kVWords>(cast[i], raw[i]);
             }
         }
         ATTEST_UNROLL_FULL
         for (int j = 0; j < kVDims; ++j) {
-            const u32 b[2] = {v_pair(raw[0], raw[1], j), v_pair(raw[2], raw[3], j)};
+            const u32 b[2] = {kCastWords ? v_pair(cast[0], cast[1], j) : v_pair(raw[0], raw[1], j),
+                              kCastWords ? v_pair(cast[2], cast[3], j) : v_pair(raw[2], raw[3], j)};
             mma(Q_FORMAT{}, out[block][j], a, b);
         }
     }
@@ -414,6 +462,10 @@ ATTEST_KERNEL(decode_attention, MmaParams, kThreads) {
     copy_async_wait<kStages - 1>();
     // Q has arrived for everybody.
     __syncthreads();
+    if (kCastWords) {
+        reorder_queries(shared);
+        __syncthreads();
+    }
     int stage = 0;
     for (i32 step = w.first_tile + warp; step < w.end_tile; step += kWarps) {
         copy_async_wait<kStages - 2>();
