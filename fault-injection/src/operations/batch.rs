@@ -1,0 +1,250 @@
+//! A small paged-attention batch on a device: inputs with a fixed pattern, and room for the results.
+
+use kernels::args::{AttentionArgs, BatchMetadata, HostMetadata, PagedCache, Scale};
+use kernels::arm::Arm;
+use kernels::device::{DeviceRef, DeviceResult, StreamId};
+use kernels::error::LaunchError;
+use kernels::launch::paged_attention_with;
+use kernels::route::Knobs;
+use kernels::scratch::Scratch;
+use kernels::tensor::{Allocation, DType, DeviceTensor};
+use kernels::workspace::Workspace;
+
+/// Sizes of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchShape {
+    /// Query rows of each request.
+    pub q_lens: &'static [u64],
+    /// Keys of each request.
+    pub kv_lens: &'static [u64],
+    /// Query heads and KV heads.
+    pub heads: (u64, u64),
+    /// Elements of a head.
+    pub head_dim: u64,
+    /// Slots of a page.
+    pub page_size: u64,
+    /// Type of queries and output.
+    pub q_dtype: DType,
+    /// Type of the cache.
+    pub kv_dtype: DType,
+}
+
+impl BatchShape {
+    /// Query rows in all.
+    #[must_use]
+    pub fn total_q(&self) -> u64 {
+        self.q_lens.iter().sum()
+    }
+
+    /// The longest sequence.
+    #[must_use]
+    pub fn max_seq_len(&self) -> u64 {
+        self.kv_lens.iter().copied().max().unwrap_or(0)
+    }
+
+    fn pages(&self) -> u64 {
+        self.kv_lens.iter().map(|len| len.div_ceil(self.page_size)).sum()
+    }
+
+    fn table_width(&self) -> u64 {
+        self.max_seq_len().div_ceil(self.page_size)
+    }
+
+    /// Pages of each request, handed out backwards, so that no order is the identity.
+    fn tables(&self) -> Vec<i32> {
+        let mut next = self.pages();
+        let width = self.table_width();
+        let mut table = Vec::new();
+        for len in self.kv_lens {
+            let pages = len.div_ceil(self.page_size);
+            table.extend((0..pages).map(|page| word(next - 1 - page)));
+            next -= pages;
+            table.extend((pages..width).map(|_| 0));
+        }
+        table
+    }
+
+    /// Slot of every key in the cache, request by request.
+    pub(super) fn slots(&self) -> Vec<i64> {
+        let (table, width) = (self.tables(), self.table_width());
+        let mut slots = Vec::new();
+        for (request, len) in self.kv_lens.iter().enumerate() {
+            slots.extend((0..*len).map(|key| {
+                let column = (key / self.page_size) as usize;
+                let page = table[request * width as usize + column];
+                i64::from(page) * self.page_size as i64 + (key % self.page_size) as i64
+            }));
+        }
+        slots
+    }
+}
+
+fn word(value: u64) -> i32 {
+    i32::try_from(value).expect("sizes of these batches are small")
+}
+
+/// Distinct finite values between -2 and 2 in any format, as bytes.
+pub(super) fn pattern(dtype: DType, count: u64, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state >> 40
+    };
+    let mut bytes = Vec::new();
+    for _ in 0..count {
+        let bits = next();
+        let sign = (bits as u32 & 1) << 31;
+        match dtype {
+            // Codes of magnitudes up to 1.875: 0x3f in e4m3, 0x3f in e5m2.
+            DType::E4m3 | DType::E5m2 => bytes.push((bits as u8 & 1) << 7 | (bits >> 1) as u8 & 0x3f),
+            DType::F16 => bytes.extend((((sign >> 16) as u16) | ((bits >> 1) as u16 & 0x3bff)).to_le_bytes()),
+            _ => {
+                let value = sign | 0x3f00_0000 | (bits as u32 >> 1 & 0x7f) << 16;
+                bytes.extend(&value.to_le_bytes()[4 - dtype.size_bytes() as usize..]);
+            }
+        }
+    }
+    bytes
+}
+
+/// Allocates, fills and keeps memory; everything is freed when it is dropped.
+pub(super) struct Inputs<'a> {
+    device: &'a DeviceRef,
+    pub held: Vec<Scratch>,
+}
+
+impl<'a> Inputs<'a> {
+    pub fn new(device: &'a DeviceRef) -> Self {
+        Self { device, held: Vec::new() }
+    }
+
+    pub fn room(&mut self, dtype: DType, shape: &[u64]) -> DeviceResult<DeviceTensor> {
+        let bytes = shape.iter().product::<u64>() * dtype.size_bytes();
+        let scratch = Scratch::new(self.device, bytes, StreamId::DEFAULT)?;
+        let allocation = Allocation { ptr: scratch.ptr(), bytes };
+        self.held.push(scratch);
+        Ok(DeviceTensor::contiguous(allocation, dtype, shape))
+    }
+
+    pub fn upload(&mut self, dtype: DType, shape: &[u64], bytes: &[u8]) -> DeviceResult<DeviceTensor> {
+        let tensor = self.room(dtype, shape)?;
+        self.device.copy_to_device(tensor.ptr(), bytes, StreamId::DEFAULT)?;
+        Ok(tensor)
+    }
+
+    pub fn pattern(&mut self, dtype: DType, shape: &[u64], seed: u64) -> DeviceResult<DeviceTensor> {
+        self.upload(dtype, shape, &pattern(dtype, shape.iter().product(), seed))
+    }
+
+    fn words(&mut self, shape: &[u64], values: &[i32]) -> DeviceResult<DeviceTensor> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.upload(DType::I32, shape, &bytes)
+    }
+}
+
+/// A batch whose inputs lie on a device, ready for any stream.
+pub struct Batch {
+    /// The call.
+    pub args: AttentionArgs,
+    held: Vec<Scratch>,
+}
+
+impl Batch {
+    /// Uploads a batch and waits until it is there.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn new(device: &DeviceRef, shape: &BatchShape) -> DeviceResult<Self> {
+        let mut inputs = Inputs::new(device);
+        let (hq, hk) = shape.heads;
+        let (rows, dim) = (shape.total_q(), shape.head_dim);
+        let cache = [shape.pages(), shape.page_size, hk, dim];
+        let k = inputs.pattern(shape.kv_dtype, &cache, 2)?;
+        let v = inputs.pattern(shape.kv_dtype, &cache, 3)?;
+        let q = inputs.pattern(shape.q_dtype, &[rows, hq, dim], 1)?;
+        let out = inputs.room(shape.q_dtype, &[rows, hq, dim])?;
+        let lse = inputs.room(DType::F32, &[rows, hq])?;
+        let host = host_metadata(shape);
+        let metadata = upload_metadata(&mut inputs, shape, &host)?;
+        let scale = if shape.kv_dtype.is_fp8() { Scale::PerTensor(0.5) } else { Scale::ONE };
+        let cache = PagedCache { k, v, k_scale: scale.clone(), v_scale: scale };
+        let args = AttentionArgs { lse: Some(lse), host, ..AttentionArgs::causal(q, cache, out, metadata) };
+        device.synchronize(StreamId::DEFAULT)?;
+        Ok(Self { args, held: inputs.held })
+    }
+
+    /// Bytes of everything that was uploaded, and of the results.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.held.iter().map(Scratch::bytes).sum()
+    }
+
+    /// Fills the results with NaN and queues the attention call, all on one stream.
+    ///
+    /// # Errors
+    /// As [`paged_attention_with`].
+    pub fn attend(
+        &self,
+        device: &DeviceRef,
+        stream: StreamId,
+        (arm, knobs): (Arm, &Knobs),
+        workspace: Option<&mut Workspace>,
+    ) -> Result<(), LaunchError> {
+        for result in self.results() {
+            device.memset(result.ptr, 0xff, result.bytes, stream)?;
+        }
+        paged_attention_with(device, stream, Some(arm), &self.args, knobs, workspace)?;
+        Ok(())
+    }
+
+    /// Waits for a stream and reads the results: output, then lse.
+    ///
+    /// # Errors
+    /// What the device reports, failures of the stream's work included.
+    pub fn read(&self, device: &DeviceRef, stream: StreamId) -> DeviceResult<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for result in self.results() {
+            let start = bytes.len();
+            bytes.resize(start + result.bytes as usize, 0);
+            device.copy_to_host(&mut bytes[start..], result.ptr, stream)?;
+        }
+        Ok(bytes)
+    }
+
+    fn results(&self) -> impl Iterator<Item = Allocation> {
+        std::iter::once(self.args.out.allocation).chain(self.args.lse.as_ref().map(|lse| lse.allocation))
+    }
+}
+
+fn host_metadata(shape: &BatchShape) -> HostMetadata {
+    let mut starts = vec![0];
+    starts.extend(shape.q_lens.iter().scan(0, |start, len| {
+        *start += word(*len);
+        Some(*start)
+    }));
+    HostMetadata {
+        block_table: Some(shape.tables()),
+        seq_lens: Some(shape.kv_lens.iter().map(|len| word(*len)).collect()),
+        query_start_loc: Some(starts),
+    }
+}
+
+fn upload_metadata(
+    inputs: &mut Inputs<'_>,
+    shape: &BatchShape,
+    host: &HostMetadata,
+) -> DeviceResult<BatchMetadata> {
+    let requests = shape.kv_lens.len() as u64;
+    let mut send = |shape: &[u64], values: &Option<Vec<i32>>| {
+        inputs.words(shape, values.as_ref().expect("host metadata is complete"))
+    };
+    Ok(BatchMetadata {
+        block_table: send(&[requests, shape.table_width()], &host.block_table)?,
+        seq_lens: send(&[requests], &host.seq_lens)?,
+        query_start_loc: send(&[requests + 1], &host.query_start_loc)?,
+        max_query_len: shape.q_lens.iter().copied().max().unwrap_or(0),
+        max_seq_len: shape.max_seq_len(),
+    })
+}

@@ -1,0 +1,296 @@
+//! The detector is proved: launchers that do one thing wrong are each called by the right name, and good ones pass.
+
+use std::panic::catch_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fault_injection::{
+    BoxError, CallKind, FaultyDevice, HandleKind, HostDevice, KindSet, MisuseKind, Outcome, Repeat,
+    SweepError, SweepOptions, SweepReport, sweep,
+};
+use kernels::device::{DeviceRef, DeviceResult, StreamId};
+use kernels::scratch::Scratch;
+
+const STREAM: StreamId = StreamId::DEFAULT;
+
+fn device() -> Arc<FaultyDevice<HostDevice>> {
+    FaultyDevice::new(Arc::new(HostDevice::new(None)))
+}
+
+fn judge<E: Into<BoxError>>(launcher: impl FnMut(&DeviceRef) -> Result<Vec<u8>, E>) -> SweepReport {
+    sweep(&device(), &SweepOptions::default(), launcher).expect("it works without faults")
+}
+
+/// Names of what escaped, each once, in order of appearance.
+fn names(report: &SweepReport) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for outcome in report.steps.iter().flat_map(|step| &step.outcomes).filter(|o| **o != Outcome::Contained) {
+        if !names.contains(&outcome.name()) {
+            names.push(outcome.name());
+        }
+    }
+    names
+}
+
+fn clean_names(report: &SweepReport) -> Vec<&'static str> {
+    report.clean.iter().map(Outcome::name).collect()
+}
+
+fn read(device: &DeviceRef, scratch: &Scratch) -> DeviceResult<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    device.copy_to_host(&mut bytes, scratch.ptr(), STREAM)?;
+    Ok(bytes)
+}
+
+fn good(device: &DeviceRef) -> DeviceResult<Vec<u8>> {
+    let scratch = Scratch::new(device, 64, STREAM)?;
+    device.memset(scratch.ptr(), 3, 64, STREAM)?;
+    let bytes = read(device, &scratch)?;
+    scratch.release()?;
+    Ok(bytes)
+}
+
+#[test]
+fn a_launcher_with_guards_contains_every_fault() {
+    let report = judge(good);
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.calls[&CallKind::Alloc], 1);
+    assert_eq!(report.total_calls(), 4);
+    // Three calls can fail at once and one later, each once and persistently.
+    assert_eq!((report.fired(), report.contained()), (8, 8));
+}
+
+#[test]
+fn a_launcher_that_forgets_its_scratch_on_failure_leaks_bytes_and_the_place_is_named() {
+    let report = judge(|device: &DeviceRef| {
+        let ptr = device.alloc(64, STREAM)?; // the leak
+        device.memset(ptr, 3, 64, STREAM)?;
+        device.synchronize(STREAM)?;
+        device.free(ptr, STREAM).map(|()| vec![1])
+    });
+    assert_eq!(names(&report), ["LeakedBytes"]);
+    let line =
+        include_str!("detector.rs").lines().position(|line| line.ends_with("// the leak")).unwrap() + 1;
+    let Some(Outcome::LeakedBytes { baseline, held, allocations }) =
+        report.escaped().next().map(|step| step.outcomes[0].clone())
+    else {
+        panic!("{report}")
+    };
+    assert_eq!((baseline, held, allocations.len()), (0, 64, 1));
+    assert_eq!((allocations[0].bytes, allocations[0].stream), (64, 0));
+    assert_eq!(allocations[0].site, format!("fault-injection/tests/detector.rs:{line}"));
+    assert!(report.to_string().contains("LeakedBytes: 64 bytes held, baseline 0"), "{report}");
+}
+
+#[test]
+fn a_launcher_that_leaks_on_success_is_found_without_any_fault() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        std::mem::forget(Scratch::new(device, 64, STREAM)?);
+        Ok(vec![1])
+    });
+    assert_eq!(clean_names(&report), ["LeakedBytes"]);
+    assert!(!report.passed());
+}
+
+#[test]
+fn a_launcher_that_ignores_an_error_swallows_it() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        let _ = device.memset(scratch.ptr(), 3, 64, STREAM);
+        scratch.release()?;
+        Ok(vec![1])
+    });
+    assert_eq!(names(&report), ["Swallowed"]);
+    // At the call nobody hears of it; at the next wait the sweep's own does.
+    assert_eq!(report.escaped().count(), 2);
+}
+
+#[test]
+fn a_launcher_that_drops_a_late_error_swallows_it() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        device.memset(scratch.ptr(), 3, 64, STREAM)?;
+        let _ = device.synchronize(STREAM);
+        scratch.release()?;
+        Ok(vec![1])
+    });
+    let late = report.escaped().filter(|step| step.call == fault_injection::Call::Memset).count();
+    assert_eq!((names(&report), late), (vec!["Swallowed"], 2));
+}
+
+#[test]
+fn a_launcher_that_reports_its_own_error_masks_the_first() {
+    let report =
+        judge(|device: &DeviceRef| good(device).map_err(|error| format!("attention failed: {error}")));
+    assert_eq!(names(&report), ["Masked"]);
+    assert_eq!(report.contained(), 0);
+}
+
+#[test]
+fn a_launcher_that_reports_a_later_error_masks_the_first() {
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        let filled = device.memset(scratch.ptr(), 3, 64, STREAM);
+        device.synchronize(STREAM)?;
+        filled.map(|()| vec![1])
+    };
+    let report = judge(launcher);
+    assert_eq!(names(&report), ["Masked"]);
+    assert!(report.escaped().all(|step| step.repeat == Repeat::Persistent), "{report}");
+}
+
+#[test]
+fn a_launcher_that_unwraps_panics() {
+    let report = catch_unwind(|| {
+        judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+            let scratch = Scratch::new(device, 64, STREAM).expect("memory is never short");
+            let bytes = read(device, &scratch)?;
+            scratch.release()?;
+            Ok(bytes)
+        })
+    })
+    .expect("the panic is caught");
+    assert_eq!(names(&report), ["Panicked"]);
+    assert!(report.to_string().contains("memory is never short"), "{report}");
+}
+
+#[test]
+fn a_launcher_that_forgets_handles_leaks_them_by_kind() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let stream = device.create_stream()?;
+        let event = device.create_event()?;
+        device.begin_capture(stream)?;
+        device.record_event(event, STREAM)?;
+        let graph = device.end_capture(stream)?;
+        device.launch_graph(graph, stream)?;
+        device.destroy_graph(graph)?;
+        device.destroy_event(event)?;
+        device.destroy_stream(stream)?;
+        Ok(vec![1])
+    });
+    assert_eq!(names(&report), ["LeakedHandles"]);
+    let leaked = |kind: HandleKind| {
+        let leaks = |outcome: &Outcome| matches!(outcome, Outcome::LeakedHandles { handles } if handles.iter().any(|h| h.kind == kind));
+        report.steps.iter().any(|step| step.outcomes.iter().any(leaks))
+    };
+    for kind in [HandleKind::Stream, HandleKind::Event, HandleKind::Graph, HandleKind::OpenCapture] {
+        assert!(leaked(kind), "{kind:?}: {report}");
+    }
+}
+
+#[test]
+fn a_launcher_that_changes_its_calls_is_nondeterministic() {
+    let runs = AtomicU64::new(0);
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        for _ in 0..=runs.fetch_add(1, Ordering::Relaxed) % 2 {
+            Scratch::new(device, 64, STREAM)?.release()?;
+        }
+        Ok(vec![1])
+    });
+    assert!(clean_names(&report).contains(&"Nondeterministic"), "{report}");
+    assert!(names(&report).contains(&"Nondeterministic"), "{report}");
+}
+
+#[test]
+fn a_launcher_that_keeps_a_half_made_state_is_dirty_after() {
+    let half_made = std::cell::Cell::new(false);
+    let report = judge(|device: &DeviceRef| {
+        let value = if half_made.replace(true) { 9 } else { 3 };
+        let scratch = Scratch::new(device, 4, STREAM)?;
+        device.memset(scratch.ptr(), value, 4, STREAM)?;
+        let bytes = read(device, &scratch)?;
+        scratch.release()?;
+        half_made.set(false);
+        DeviceResult::Ok(bytes)
+    });
+    assert_eq!(names(&report), ["DirtyAfter"]);
+    assert_eq!(clean_names(&report), ["Contained"]);
+}
+
+#[test]
+fn a_launcher_that_frees_the_memory_of_others_is_dirty_after() {
+    let device = device();
+    let handle = device.handle();
+    let foreign = std::cell::Cell::new(handle.alloc(128, STREAM).unwrap());
+    let report = sweep(&device, &SweepOptions::default(), |device: &DeviceRef| {
+        let result = good(device);
+        if result.is_err() {
+            device.free(foreign.get(), STREAM)?;
+            foreign.set(device.alloc(32, STREAM)?);
+        }
+        result
+    })
+    .unwrap();
+    let of_others =
+        |o: &Outcome| matches!(o, Outcome::DirtyAfter { detail } if detail.contains("memory of others"));
+    assert!(report.steps.iter().any(|step| step.outcomes.iter().any(of_others)), "{report}");
+}
+
+#[test]
+fn broken_rules_are_reported_with_the_run_that_broke_them() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        let ptr = scratch.ptr();
+        device.memset(ptr, 3, 64, STREAM)?;
+        if let Err(error) = device.synchronize(STREAM) {
+            drop(scratch);
+            let _ = device.free(ptr, STREAM);
+            return Err(error);
+        }
+        scratch.release()?;
+        Ok(vec![1])
+    });
+    assert_eq!(names(&report), ["Misused"]);
+    let double =
+        |o: &Outcome| matches!(o, Outcome::Misused { misuses } if misuses[0].kind == MisuseKind::DoubleFree);
+    assert!(report.escaped().all(|step| step.outcomes.iter().any(double)), "{report}");
+}
+
+#[test]
+fn failing_frees_may_not_hide_the_first_error() {
+    let options = SweepOptions { fail_frees: true, ..SweepOptions::default() };
+    let report = sweep(&device(), &options, good).unwrap();
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.fired(), 10, "the free is swept, too");
+
+    let masking = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        let filled = device.memset(scratch.ptr(), 3, 64, STREAM);
+        scratch.release()?;
+        filled.map(|()| vec![1])
+    };
+    assert!(sweep(&device(), &SweepOptions::default(), masking).unwrap().passed());
+    assert_eq!(names(&sweep(&device(), &options, masking).unwrap()), ["Masked"]);
+}
+
+#[test]
+fn an_operation_that_fails_by_itself_is_no_verdict() {
+    let error =
+        sweep(&device(), &SweepOptions::default(), |_: &DeviceRef| Err::<Vec<u8>, _>("no")).unwrap_err();
+    assert!(matches!(error, SweepError::Baseline { .. }), "{error}");
+    let panics = |_: &DeviceRef| -> Result<Vec<u8>, BoxError> { panic!("always") };
+    let error = sweep(&device(), &SweepOptions::default(), panics).unwrap_err();
+    assert!(error.to_string().contains("always"), "{error}");
+}
+
+#[test]
+fn a_sweep_of_some_kinds_fails_only_those() {
+    let options = SweepOptions { kinds: KindSet::only(CallKind::Memset), ..SweepOptions::default() };
+    let report = sweep(&device(), &options, good).unwrap();
+    assert_eq!(report.fired(), 4);
+    assert!(report.passed() && report.steps.iter().all(|step| step.call == fault_injection::Call::Memset));
+}
+
+#[test]
+fn a_sweep_in_which_nothing_could_fail_does_not_pass() {
+    let report = judge(|_: &DeviceRef| DeviceResult::Ok(vec![1]));
+    assert_eq!((report.fired(), report.passed()), (0, false));
+}
+
+#[test]
+fn a_report_survives_json() {
+    let report = judge(|device: &DeviceRef| good(device).map_err(|error| error.to_string()));
+    let text = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<SweepReport>(&text).unwrap(), report);
+    assert!(text.contains("\"name\":\"masked\""), "{text}");
+}
