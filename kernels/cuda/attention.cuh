@@ -1,4 +1,5 @@
-// What every paged-attention kernel shares: its arguments, which keys a row sees, where a key lies, how a score is modified.
+// What every paged-attention kernel shares: its arguments, which keys a row sees, where a key lies, how a score is
+// modified.
 #pragma once
 
 #include "elementary.cuh"

@@ -1,5 +1,6 @@
-// exp, exp2, ln and tanh in f32 from additions, multiplications and explicit fused multiply-adds only, so that a CPU
-// repeats a GPU bit for bit (built with contraction off on both). Coefficients interpolate the function at Chebyshev nodes.
+// exp, exp2, ln and tanh in f32 from IEEE operations and explicit fused multiply-adds only, so that a CPU
+// repeats a GPU bit for bit (built with contraction off on both). Coefficients interpolate the function at Chebyshev
+// nodes.
 #pragma once
 
 #include "formats.cuh"

@@ -159,7 +159,8 @@ ATTEST_DEVICE float dot(Quad a, Quad b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// Dot products of a lane's keys, the first at `key` and others `key_distance` bytes apart, with the four rows of its warp.
+// Dot products of a lane's keys, the first at `key` and others `key_distance` bytes apart, with the four rows of its
+// warp.
 template <int keys>
 ATTEST_DEVICE void score_keys(const u8* key, i32 key_distance, const u8* queries, i32 dims,
                               float (&scores)[keys][kRowsPerWarp]) {
@@ -186,7 +187,8 @@ struct Softmax {
     float max, sum;
 };
 
-// The shift of the exponent. With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift serves.
+// The shift of the exponent. With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift
+// serves.
 ATTEST_DEVICE float exponent_shift(float max) { return max == negative_infinity() ? 0.0f : max; }
 
 // acc += p v unless the row does not see the key: then even a NaN in v must not reach it.
@@ -207,8 +209,8 @@ ATTEST_DEVICE void decay_by(Quad& acc, float factor) {
 }
 
 // Adds a tile to a thread's accumulators: the keys of its group, all rows, its four dims.
-ATTEST_DEVICE void accumulate_tile(Quad (&acc)[kRows], const float* decays, const float* probabilities, const u8* v_column,
-                                   i32 v_row_bytes, KeyRange slots, i32 group, i32 groups) {
+ATTEST_DEVICE void accumulate_tile(Quad (&acc)[kRows], const float* decays, const float* probabilities,
+                                   const u8* v_column, i32 v_row_bytes, KeyRange slots, i32 group, i32 groups) {
     ATTEST_UNROLL(4)
     for (int i = 0; i < kRows; i += 4) {
         const Quad decay = load_quad_f32(decays + i);
@@ -252,8 +254,8 @@ ATTEST_DEVICE void write_out(const AttentionParams& a, const Work& work, const u
         const float divisor = denominator == 0.0f ? 1.0f : denominator;
         total = Quad{__fdiv_rn(total.x, divisor) * v_scale, __fdiv_rn(total.y, divisor) * v_scale,
                      __fdiv_rn(total.z, divisor) * v_scale, __fdiv_rn(total.w, divisor) * v_scale};
-        const i64 at = row.query_row * a.out_row_stride + row.query_head * a.out_head_stride + item % chunks * kDimsPerThread;
-        u8* const to = a.out + at * Q_FORMAT::bytes;
+        const i64 at = row.query_row * a.out_row_stride + row.query_head * a.out_head_stride;
+        u8* const to = a.out + (at + item % chunks * kDimsPerThread) * Q_FORMAT::bytes;
         if (aligned) {
             store_quad<Q_FORMAT>(to, total);
         } else {
@@ -274,7 +276,8 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
     }
     const i32 rows_here = packed_rows - work.first_packed < kRows ? packed_rows - work.first_packed : kRows;
     // Both ends of a row's range grow with its position, so the first and the last row bound the block's.
-    const KeyRange block_keys = KeyRange{packed_row(a, work, 0).keys.begin, packed_row(a, work, rows_here - 1).keys.end};
+    const KeyRange block_keys =
+        KeyRange{packed_row(a, work, 0).keys.begin, packed_row(a, work, rows_here - 1).keys.end};
 
     u8* const queries = shared;
     float* const probabilities = reinterpret_cast<float*>(shared + kRows * a.head_dim_k * 4);
@@ -293,8 +296,7 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
         softmax[r] = Softmax{negative_infinity(), 0.0f};
         if (exists && a.sinks) {
             // A sink is a key of value zero: it opens the running sum, in one lane.
-            softmax[r].max = a.sinks[rows[r].query_head];
-            softmax[r].sum = lane == 0 && softmax[r].max != negative_infinity() ? 1.0f : 0.0f;
+            softmax[r] = Softmax{a.sinks[rows[r].query_head], lane == 0 ? 1.0f : 0.0f};
         }
     }
     const float scale = a.softmax_scale * (a.k_scales ? a.k_scales[work.kv_head] : a.k_scale);
@@ -405,8 +407,9 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
             const Row row = packed_row(a, work, warp_row + r);
             store_f32(denominators + warp_row + r, own_sum);
             if (a.lse && row.query_row >= 0) {
+                // Nothing visible: -inf + ln 0.
                 a.lse[row.query_row * a.lse_row_stride + row.query_head * a.lse_head_stride] =
-                    own_sum == 0.0f ? negative_infinity() : softmax[r].max + ln_f32(own_sum);
+                    softmax[r].max + ln_f32(own_sum);
             }
         }
     }

@@ -26,7 +26,8 @@ struct StoreParams {
 };
 
 ATTEST_DEVICE Quad divide(Quad value, float scale) {
-    return Quad{__fdiv_rn(value.x, scale), __fdiv_rn(value.y, scale), __fdiv_rn(value.z, scale), __fdiv_rn(value.w, scale)};
+    return Quad{__fdiv_rn(value.x, scale), __fdiv_rn(value.y, scale), __fdiv_rn(value.z, scale),
+                __fdiv_rn(value.w, scale)};
 }
 
 // The scale divides: multiplying by its reciprocal rounds differently.

@@ -11,7 +11,7 @@ use kernels::launch::paged_attention;
 use kernels::simt::{Fill, Mode, Schedule};
 use kernels::tensor::DType;
 use rstest::rstest;
-use support::{STREAM, checked, device_as};
+use support::{STREAM, checked, device_as, upload_i32};
 
 fn run(device: &DeviceRef, batch: &Batch) {
     paged_attention(device, STREAM, Arm::Scalar, &batch.args).expect("a launch");
@@ -143,13 +143,29 @@ fn no_byte_that_nobody_owns_reaches_a_result(
     let device = checked();
     let results = [0.0, poison].map(|poison| {
         let mut problem = Problem::new(F32, kv, (2, 1), 16).lens(&[4, 1], &[5, 34]);
-        problem.poison = poison;
+        problem.poison = Some(poison);
         problem.window = (Some(6), None);
         let batch = Batch::new(&device, problem, 3);
         run(&device, &batch);
         batch.results(&device)
     });
     assert_eq!(results[0], results[1]);
+}
+
+#[test]
+fn pages_left_of_the_window_are_not_looked_up() {
+    let device = checked();
+    let mut problem = Problem::new(F32, BF16, (4, 2), 16).lens(&[3, 1], &[150, 37]);
+    problem.window = (Some(9), None);
+    let mut batch = Batch::new(&device, problem, 17);
+    // The first rows stand at keys 147 and 36, so keys from 138 and from 27 are visible: pages 34 and 6 on.
+    let mut table = batch.args.host.block_table.take().unwrap();
+    let width = table.len() / 2;
+    table[..34].fill(0x0070_0000);
+    table[width..width + 6].fill(-1);
+    batch.args.block_table = upload_i32(&device, &[2, width as u64], &table);
+    run(&device, &batch);
+    batch.check(&device);
 }
 
 #[test]
@@ -167,6 +183,20 @@ fn nan_reaches_the_rows_that_see_it_and_no_other() {
         let nan_rows: Vec<usize> = (0..6).filter(|row| out[row * 32 + 3].is_nan()).collect();
         assert_eq!(nan_rows, if key == 35 { vec![3, 4, 5] } else { vec![0, 1, 2] });
     }
+}
+
+#[test]
+fn a_key_that_a_row_does_not_see_leaves_it_alone_however_large() {
+    // The last key outweighs all others by more than f32 can hold; only the last row sees it.
+    let device = checked();
+    let mut batch = Batch::new(&device, Problem::new(F32, F32, (2, 1), 16).lens(&[4], &[40]), 19);
+    for row in batch.q.iter_mut().flatten() {
+        row[0] = 16.0;
+    }
+    batch.k[0][39][0][0] = 64.0;
+    batch.refresh(&device);
+    run(&device, &batch);
+    batch.check(&device);
 }
 
 #[test]
@@ -197,18 +227,21 @@ fn a_constant_on_all_logits_changes_lse_only() {
     assert!(outputs.iter().all(|out| *out == outputs[0]));
 }
 
-#[test]
-fn a_row_alone_in_a_batch_and_in_chunks_gives_the_same_bits() {
+#[rstest]
+fn a_row_alone_in_a_batch_and_in_chunks_gives_the_same_bits(#[values(None, Some(70))] window: Option<i64>) {
     let device = checked();
     let bits = |batch: &Batch| {
         run(&device, batch);
         batch.results(&device)
     };
-    let whole = Batch::new(&device, Problem::new(BF16, DType::E4m3, (6, 2), 32).lens(&[21], &[85]), 9);
+    // f32 out, which shows every bit of the sums.
+    let mut problem = Problem::new(F32, DType::E4m3, (6, 2), 32).lens(&[21], &[165]);
+    problem.window = (window, None);
+    let whole = Batch::new(&device, problem, 9);
     let (out, lse) = bits(&whole);
     for (first, rows) in [(0, 21), (5, 3), (20, 1)] {
         // The chunk ends at the key its last row stands at.
-        let keys = 64 + first + rows;
+        let keys = 144 + first + rows;
         let mut part = Batch::new(&device, whole.problem.clone().lens(&[rows], &[keys]), 9);
         part.problem.page_size = 3;
         part.q = whole.q[first..first + rows].to_vec();

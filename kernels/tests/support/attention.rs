@@ -42,8 +42,8 @@ pub struct Problem {
     pub v_scale: Vec<f32>,
     /// Standard size of q, k and v elements.
     pub magnitude: f64,
-    /// What every slot that no request owns holds.
-    pub poison: f64,
+    /// What every slot that no request owns holds; `None` leaves it unwritten, so that reading it is a finding.
+    pub poison: Option<f64>,
 }
 
 impl Problem {
@@ -66,7 +66,7 @@ impl Problem {
             k_scale: vec![1.0],
             v_scale: vec![1.0],
             magnitude: 1.0,
-            poison: f64::NAN,
+            poison: None,
         }
     }
 
@@ -117,22 +117,25 @@ fn view(
     }
 }
 
-/// Elements of a cache tensor in memory order, with every slot that no request owns poisoned.
-fn paged(
+/// Writes every owned key row of one side to its place, element strides of page, slot and head from `offset`.
+fn write_rows(
+    device: &DeviceRef,
     problem: &Problem,
     requests: &[Rows],
     tables: &[Vec<i32>],
-    place: (usize, [usize; 3]),
-    total: &mut [f64],
+    (offset, [page_stride, slot_stride, head_stride]): (usize, [usize; 3]),
+    memory: Allocation,
 ) {
-    let (offset, [page_stride, slot_stride, head_stride]) = place;
+    let size = problem.kv_dtype.size_bytes();
     for (request, table) in requests.iter().zip(tables) {
         for (key, heads) in request.iter().enumerate() {
-            let page = table[key / problem.page_size] as usize;
+            let (page, slot) = (table[key / problem.page_size] as usize, key % problem.page_size);
             for (head, row) in heads.iter().enumerate() {
-                let at =
-                    offset + page * page_stride + key % problem.page_size * slot_stride + head * head_stride;
-                total[at..at + row.len()].copy_from_slice(row);
+                let at = offset + page * page_stride + slot * slot_stride + head * head_stride;
+                let bytes = encode_all(problem.kv_dtype, row.iter().copied());
+                device
+                    .copy_to_device(memory.ptr.offset(at as u64 * size), &bytes, support::STREAM)
+                    .expect("a copy");
             }
         }
     }
@@ -292,19 +295,18 @@ fn build(device: &DeviceRef, problem: &Problem, q: &Rows, k: &[Rows], v: &[Rows]
         let strides = [strides[0], strides[1], strides[2], 1].map(|n| n as i64);
         DeviceTensor::strided(allocation, offset as u64 * size, problem.kv_dtype, &shape, &strides)
     };
-    let fresh = |side: usize| vec![problem.poison; views[side].2];
-    let send = |values: Vec<f64>| upload(device, &encode_all(problem.kv_dtype, values));
-    let mut k_values = fresh(0);
-    paged(problem, k, &tables, (views[0].0, views[0].1), &mut k_values);
-    let (k_tensor, v_tensor) = if problem.layout == Layout::Interleaved {
-        paged(problem, v, &tables, (views[1].0, views[1].1), &mut k_values);
-        let both = send(k_values);
-        (tensor(both, 0), tensor(both, 1))
-    } else {
-        let mut v_values = fresh(1);
-        paged(problem, v, &tables, (views[1].0, views[1].1), &mut v_values);
-        (tensor(send(k_values), 0), tensor(send(v_values), 1))
+    let memory = |elements: usize| match problem.poison {
+        Some(poison) => upload(device, &encode_all(problem.kv_dtype, vec![poison; elements])),
+        None => {
+            let bytes = elements as u64 * size;
+            Allocation { ptr: device.alloc(bytes, support::STREAM).expect("memory"), bytes }
+        }
     };
+    let k_memory = memory(views[0].2);
+    let v_memory = if problem.layout == Layout::Interleaved { k_memory } else { memory(views[1].2) };
+    write_rows(device, problem, k, &tables, (views[0].0, views[0].1), k_memory);
+    write_rows(device, problem, v, &tables, (views[1].0, views[1].1), v_memory);
+    let (k_tensor, v_tensor) = (tensor(k_memory, 0), tensor(v_memory, 1));
     let total_q = q.len() as u64;
     let flat_q = upload(device, &encode_all(problem.q_dtype, q.iter().flatten().flatten().copied()));
     let empty = |dtype: DType, shape: &[u64]| {
