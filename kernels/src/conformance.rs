@@ -60,11 +60,12 @@ pub fn sources(base: SourceSet) -> SourceSet {
 
 /// Fails the check with a formatted message unless the condition holds.
 macro_rules! ensure {
-    ($condition:expr, $($message:tt)+) => {
-        if !$condition {
+    ($condition:expr, $($message:tt)+) => {{
+        let held: bool = $condition;
+        if !held {
             return Err($crate::conformance::Violation::Broken(format!($($message)+)));
         }
-    };
+    }};
 }
 /// Fails the check unless the expression is an error that matches the pattern.
 macro_rules! ensure_refused {

@@ -89,6 +89,15 @@ impl SimtDevice {
         Ok(state.shadow.as_ref().is_none_or(|s| s.all_defined(ptr.0 as usize, bytes as usize)))
     }
 
+    /// The compiled library of a kernel, which is put into the cache if it is not there yet.
+    ///
+    /// # Errors
+    /// [`DeviceError::Compile`] when the kernel does not compile; [`DeviceError::Environment`] when the compiler or the
+    /// cache fails.
+    pub fn library(&self, spec: &KernelSpec) -> DeviceResult<PathBuf> {
+        self.compile(spec)
+    }
+
     fn compile(&self, spec: &KernelSpec) -> DeviceResult<PathBuf> {
         compile::library(&self.compiler, spec, &self.options.sources, self.options.mode, &self.cache)
     }

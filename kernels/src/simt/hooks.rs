@@ -195,15 +195,24 @@ unsafe extern "C" fn shuffle(
     // SAFETY: as above.
     unsafe {
         if !matches!(width, 1 | 2 | 4 | 8 | 16 | 32) {
-            let (block, record, pc) = parts(lane, pc);
-            let who = block.describe_lane(record.linear);
-            block.stop(FindingKind::Divergence, pc, 0, || {
-                format!("shuffle of width {width} by {who}; a width is a power of two up to 32")
-            });
+            refuse_width(lane, width, pc);
             suspend(lane);
         }
         collective(lane, Operation::Shuffle { kind, value, operand, width }, mask, pc)
     }
+}
+
+/// Stops the launch for a shuffle of a width that is no power of two.
+///
+/// # Safety
+/// As for [`suspend`].
+unsafe fn refuse_width(lane: *mut Lane, width: i32, pc: usize) {
+    // SAFETY: as above.
+    let (block, record, pc) = unsafe { parts(lane, pc) };
+    let who = block.describe_lane(record.linear);
+    block.stop(FindingKind::Divergence, pc, 0, || {
+        format!("shuffle of width {width} by {who}; a width is a power of two up to 32")
+    });
 }
 
 unsafe extern "C" fn vote(lane: *mut Lane, mask: u32, predicate: i32, kind: i32, pc: usize) -> u32 {
