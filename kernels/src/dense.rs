@@ -109,7 +109,7 @@ pub(crate) fn inner_is_mma(arm: Arm, shape: &AttentionShape) -> bool {
     mma::supports_shape(arm, &inner_shape(shape)).is_ok()
 }
 
-fn spec(shape: &AttentionShape) -> KernelSpec {
+pub(crate) fn spec(shape: &AttentionShape) -> KernelSpec {
     let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
     let fp8 = shape.kv_dtype.is_fp8();
     let wide = fp8 && shape.cache_alignment >= 16 && shape.head_dim_k.is_multiple_of(16);

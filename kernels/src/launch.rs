@@ -67,6 +67,15 @@ pub fn paged_attention_with(
     Ok(launched)
 }
 
+/// How an arm's tensor-core kernel casts the cache that it is given.
+pub(crate) fn cast_of(arm: Arm) -> Cast {
+    match arm {
+        Arm::Fp8StagedSoft => Cast::Software,
+        Arm::Fp8StagedHw => Cast::Hardware,
+        _ => Cast::None,
+    }
+}
+
 fn launch(
     device: &DeviceRef,
     stream: StreamId,
@@ -75,11 +84,7 @@ fn launch(
     (route, capability, knobs): (&Route, &Capability, &Knobs),
     scratch: &mut ScratchSource<'_>,
 ) -> Result<Vec<&'static str>, LaunchError> {
-    let cast = match route.arm {
-        Arm::Fp8StagedSoft => Cast::Software,
-        Arm::Fp8StagedHw => Cast::Hardware,
-        _ => Cast::None,
-    };
+    let cast = cast_of(route.arm);
     match (route.arm, &route.mma) {
         (Arm::Fp8Dense | Arm::Bf16Dense, _) => {
             dense::launch(device, stream, (route.arm, args, shape), capability, knobs, scratch)

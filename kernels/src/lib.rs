@@ -6,6 +6,7 @@ pub mod cuda;
 pub mod dense;
 pub mod device;
 pub mod error;
+pub mod instances;
 pub mod launch;
 pub mod mma;
 mod params;

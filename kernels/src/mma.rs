@@ -351,7 +351,7 @@ pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> Kernel
     KernelSpec { file, entry, defines }
 }
 
-fn combine_spec(out: DType) -> KernelSpec {
+pub(crate) fn combine_spec(out: DType) -> KernelSpec {
     let format = out.codec().expect("formats are floating-point").to_owned();
     KernelSpec { file: "combine.cu", entry: COMBINE, defines: vec![("OUT_FORMAT", format)] }
 }

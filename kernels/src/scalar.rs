@@ -104,7 +104,7 @@ pub(crate) fn supports(shape: &AttentionShape) -> Result<(), Unsupported> {
 }
 
 /// The compiled instance for a pair of formats.
-fn spec(q: DType, kv: DType) -> KernelSpec {
+pub(crate) fn spec(q: DType, kv: DType) -> KernelSpec {
     let codec =
         |dtype: DType| dtype.codec().expect("validation admits floating-point formats only").to_owned();
     KernelSpec { file: FILE, entry: ENTRY, defines: vec![("Q_FORMAT", codec(q)), ("KV_FORMAT", codec(kv))] }

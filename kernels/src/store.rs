@@ -6,7 +6,7 @@ use crate::error::LaunchError;
 use crate::params::{KernelParams, extent, scale_fields};
 use crate::source::KernelSpec;
 use crate::tensor::{DType, DeviceTensor};
-use crate::validate::{StoreShape, validate_store};
+use crate::validate::validate_store;
 
 const FILE: &str = "store.cu";
 const ENTRY: &str = "reshape_and_cache";
@@ -63,10 +63,11 @@ impl StoreSide {
     }
 }
 
-fn spec(shape: &StoreShape) -> KernelSpec {
+/// The compiled instance for a pair of formats.
+pub(crate) fn instance(source: DType, kv: DType) -> KernelSpec {
     let codec =
         |dtype: DType| dtype.codec().expect("validation admits floating-point formats only").to_owned();
-    let defines = vec![("SOURCE_FORMAT", codec(shape.source_dtype)), ("KV_FORMAT", codec(shape.kv_dtype))];
+    let defines = vec![("SOURCE_FORMAT", codec(source)), ("KV_FORMAT", codec(kv))];
     KernelSpec { file: FILE, entry: ENTRY, defines }
 }
 
@@ -88,7 +89,7 @@ pub fn reshape_and_cache(device: &DeviceRef, stream: StreamId, args: &StoreArgs)
     };
     let blocks = u32::try_from(shape.num_stored).expect("validation bounds every extent by i32::MAX");
     let config = LaunchConfig { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
-    let kernel = device.load_kernel(&spec(&shape))?;
+    let kernel = device.load_kernel(&instance(shape.source_dtype, shape.kv_dtype))?;
     device.launch(kernel, config, params.bytes(), stream)?;
     Ok(())
 }
