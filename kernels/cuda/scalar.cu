@@ -182,14 +182,138 @@ ATTEST_DEVICE void score_keys(const u8* key, i32 key_distance, const u8* queries
     }
 }
 
-// Running softmax of one row as one lane sees it: the row's maximum, and the sum over this lane's keys.
-struct Softmax {
-    float max, sum;
+// What a lane knows of its warp's four rows: which keys they see, and their running softmax. `max` is the row's over
+// all keys so far, `sum` over this lane's keys only.
+struct WarpRows {
+    KeyRange keys[kRowsPerWarp];
+    i32 position[kRowsPerWarp];
+    float slope[kRowsPerWarp];
+    float max[kRowsPerWarp], sum[kRowsPerWarp];
 };
 
-// The shift of the exponent. With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift
-// serves.
-ATTEST_DEVICE float exponent_shift(float max) { return max == negative_infinity() ? 0.0f : max; }
+ATTEST_DEVICE WarpRows open_rows(const AttentionParams& a, const Work& work, i32 warp_row, i32 lane) {
+    WarpRows rows;
+    ATTEST_UNROLL(4)
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+        const Row row = packed_row(a, work, warp_row + r);
+        const bool exists = row.query_row >= 0;
+        rows.keys[r] = row.keys;
+        rows.position[r] = row.position;
+        rows.slope[r] = exists && a.alibi_slopes ? a.alibi_slopes[row.query_head] : 0.0f;
+        // A sink is a key of value zero: it opens the running sum, in one lane.
+        const bool sink = exists && a.sinks;
+        rows.max[r] = sink ? a.sinks[row.query_head] : negative_infinity();
+        rows.sum[r] = sink && lane == 0 ? 1.0f : 0.0f;
+    }
+    return rows;
+}
+
+// A lane's two keys of a tile against its warp's rows.
+struct TileScores {
+    float score[kKeysPerLane][kRowsPerWarp];
+    bool visible[kKeysPerLane][kRowsPerWarp];
+};
+
+ATTEST_DEVICE TileScores score_tile(const AttentionParams& a, const WarpRows& rows, const u8* own_key, i32 row_bytes,
+                                    const u8* own_queries, i32 tile, i32 key_tile, i32 lane, float scale) {
+    TileScores result = {};
+    bool any[kKeysPerLane] = {false, false};
+    ATTEST_UNROLL(2)
+    for (int i = 0; i < kKeysPerLane; ++i) {
+        const i32 slot = lane + 32 * i, key = tile + slot;
+        ATTEST_UNROLL(4)
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            result.visible[i][r] = slot < key_tile && key >= rows.keys[r].begin && key < rows.keys[r].end;
+            any[i] = any[i] || result.visible[i][r];
+        }
+    }
+    if (any[0] && any[1]) {
+        score_keys<2>(own_key, 32 * row_bytes, own_queries, a.head_dim_k, result.score);
+    } else if (any[0] || any[1]) {
+        float single[1][kRowsPerWarp] = {};
+        score_keys<1>(own_key + (any[1] ? 32 * row_bytes : 0), 0, own_queries, a.head_dim_k, single);
+        ATTEST_UNROLL(4)
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            result.score[0][r] = result.score[1][r] = single[0][r];
+        }
+    }
+    ATTEST_UNROLL(2)
+    for (int i = 0; i < kKeysPerLane; ++i) {
+        ATTEST_UNROLL(4)
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            const i64 distance = static_cast<i64>(tile + lane + 32 * i) - rows.position[r];
+            result.score[i][r] = modify_score(result.score[i][r] * scale, a.softcap, rows.slope[r], distance);
+        }
+    }
+    return result;
+}
+
+// Moves the rows' maxima on to include the tile; `decay` receives the factor that everything summed so far needs, and
+// `shift` what exponents are taken against.
+ATTEST_DEVICE void raise_maxima(WarpRows& rows, const TileScores& tile, float (&decay)[kRowsPerWarp],
+                                float (&shift)[kRowsPerWarp]) {
+    float candidates[kRowsPerWarp];
+    ATTEST_UNROLL(4)
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+        candidates[r] = negative_infinity();
+        ATTEST_UNROLL(2)
+        for (int i = 0; i < kKeysPerLane; ++i) {
+            // A NaN is no candidate for the maximum: it reaches the row through its probability.
+            candidates[r] = tile.visible[i][r] ? larger(tile.score[i][r], candidates[r]) : candidates[r];
+        }
+    }
+    const float own_max = reduce_rows<false>(candidates);
+    ATTEST_UNROLL(4)
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+        const float old_max = rows.max[r];
+        rows.max[r] = larger(__shfl_sync(kFullWarp, own_max, 8 * r), old_max);
+        // With nothing seen yet the maximum is -inf, and -inf - -inf would be NaN: any finite shift serves.
+        shift[r] = rows.max[r] == negative_infinity() ? 0.0f : rows.max[r];
+        decay[r] = exp_f32(old_max - shift[r]);
+        rows.sum[r] *= decay[r];
+    }
+}
+
+// Writes this lane's part of P and, in one lane, the rows' decay factors.
+ATTEST_DEVICE void write_probabilities(WarpRows& rows, const TileScores& tile, float* probabilities, float* decays,
+                                       i32 key_tile, i32 warp_row, i32 lane) {
+    float decay[kRowsPerWarp], shift[kRowsPerWarp];
+    raise_maxima(rows, tile, decay, shift);
+    ATTEST_UNROLL(2)
+    for (int i = 0; i < kKeysPerLane; ++i) {
+        if (lane + 32 * i >= key_tile) {
+            continue;
+        }
+        float p[kRowsPerWarp];
+        ATTEST_UNROLL(4)
+        for (int r = 0; r < kRowsPerWarp; ++r) {
+            p[r] = tile.visible[i][r] ? exp_f32(tile.score[i][r] - shift[r]) : kMasked;
+            rows.sum[r] += tile.visible[i][r] ? p[r] : 0.0f;
+        }
+        store_quad_f32(probabilities + (lane + 32 * i) * kRows + warp_row, Quad{p[0], p[1], p[2], p[3]});
+    }
+    if (lane == 0) {
+        store_quad_f32(decays + warp_row, Quad{decay[0], decay[1], decay[2], decay[3]});
+    }
+}
+
+// Sums the rows' denominators over the warp and writes them, and lse where it is wanted.
+ATTEST_DEVICE void close_rows(const AttentionParams& a, const Work& work, const WarpRows& rows, float* denominators,
+                              i32 warp_row, i32 lane) {
+    const float own_sum = reduce_rows<true>(rows.sum);
+    ATTEST_UNROLL(4)
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+        if (lane == 8 * r) {
+            const Row row = packed_row(a, work, warp_row + r);
+            store_f32(denominators + warp_row + r, own_sum);
+            if (a.lse && row.query_row >= 0) {
+                // Nothing visible: -inf + ln 0.
+                a.lse[row.query_row * a.lse_row_stride + row.query_head * a.lse_head_stride] =
+                    rows.max[r] + ln_f32(own_sum);
+            }
+        }
+    }
+}
 
 // acc += p v unless the row does not see the key: then even a NaN in v must not reach it.
 ATTEST_DEVICE void accumulate(Quad& acc, float p, Quad v) {
@@ -285,20 +409,7 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
     float* const denominators = decays + kRows;
 
     const i32 lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * kRowsPerWarp;
-    Row rows[kRowsPerWarp];
-    float slopes[kRowsPerWarp];
-    Softmax softmax[kRowsPerWarp];
-    ATTEST_UNROLL(4)
-    for (int r = 0; r < kRowsPerWarp; ++r) {
-        rows[r] = packed_row(a, work, warp_row + r);
-        const bool exists = rows[r].query_row >= 0;
-        slopes[r] = exists && a.alibi_slopes ? a.alibi_slopes[rows[r].query_head] : 0.0f;
-        softmax[r] = Softmax{negative_infinity(), 0.0f};
-        if (exists && a.sinks) {
-            // A sink is a key of value zero: it opens the running sum, in one lane.
-            softmax[r] = Softmax{a.sinks[rows[r].query_head], lane == 0 ? 1.0f : 0.0f};
-        }
-    }
+    WarpRows rows = open_rows(a, work, warp_row, lane);
     const float scale = a.softmax_scale * (a.k_scales ? a.k_scales[work.kv_head] : a.k_scale);
 
     const i32 chunks = a.head_dim_v / kDimsPerThread;
@@ -326,68 +437,9 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
         __syncthreads();
         stage_keys(v, block_table_row, a.page_size, tile, keys, threads_per_key);
 
-        float scores[kKeysPerLane][kRowsPerWarp] = {};
-        bool visible[kKeysPerLane][kRowsPerWarp], any[kKeysPerLane] = {false, false};
-        ATTEST_UNROLL(2)
-        for (int i = 0; i < kKeysPerLane; ++i) {
-            const i32 slot = lane + 32 * i, key = tile + slot;
-            ATTEST_UNROLL(4)
-            for (int r = 0; r < kRowsPerWarp; ++r) {
-                visible[i][r] = slot < s.key_tile && key >= rows[r].keys.begin && key < rows[r].keys.end;
-                any[i] = any[i] || visible[i][r];
-            }
-        }
-        const u8* const own_key = k.tile + lane * k.shared_row_bytes;
-        const u8* const own_queries = queries + warp_row * a.head_dim_k * 4;
-        if (any[0] && any[1]) {
-            score_keys<2>(own_key, 32 * k.shared_row_bytes, own_queries, a.head_dim_k, scores);
-        } else if (any[0] || any[1]) {
-            float single[1][kRowsPerWarp] = {};
-            score_keys<1>(own_key + (any[1] ? 32 * k.shared_row_bytes : 0), 0, own_queries, a.head_dim_k, single);
-            ATTEST_UNROLL(4)
-            for (int r = 0; r < kRowsPerWarp; ++r) {
-                scores[0][r] = scores[1][r] = single[0][r];
-            }
-        }
-        float candidates[kRowsPerWarp];
-        ATTEST_UNROLL(4)
-        for (int r = 0; r < kRowsPerWarp; ++r) {
-            candidates[r] = negative_infinity();
-            ATTEST_UNROLL(2)
-            for (int i = 0; i < kKeysPerLane; ++i) {
-                const i64 distance = static_cast<i64>(tile + lane + 32 * i) - rows[r].position;
-                scores[i][r] = modify_score(scores[i][r] * scale, a.softcap, slopes[r], distance);
-                // A NaN is no candidate for the maximum: it reaches the row through its probability.
-                candidates[r] = visible[i][r] ? larger(scores[i][r], candidates[r]) : candidates[r];
-            }
-        }
-        const float own_max = reduce_rows<false>(candidates);
-        float decay[kRowsPerWarp], shift[kRowsPerWarp];
-        ATTEST_UNROLL(4)
-        for (int r = 0; r < kRowsPerWarp; ++r) {
-            const float old_max = softmax[r].max;
-            softmax[r].max = larger(__shfl_sync(kFullWarp, own_max, 8 * r), old_max);
-            shift[r] = exponent_shift(softmax[r].max);
-            decay[r] = exp_f32(old_max - shift[r]);
-            softmax[r].sum *= decay[r];
-        }
-        ATTEST_UNROLL(2)
-        for (int i = 0; i < kKeysPerLane; ++i) {
-            if (lane + 32 * i >= s.key_tile) {
-                continue;
-            }
-            float probability[kRowsPerWarp];
-            ATTEST_UNROLL(4)
-            for (int r = 0; r < kRowsPerWarp; ++r) {
-                probability[r] = visible[i][r] ? exp_f32(scores[i][r] - shift[r]) : kMasked;
-                softmax[r].sum += visible[i][r] ? probability[r] : 0.0f;
-            }
-            store_quad_f32(probabilities + (lane + 32 * i) * kRows + warp_row,
-                           Quad{probability[0], probability[1], probability[2], probability[3]});
-        }
-        if (lane == 0) {
-            store_quad_f32(decays + warp_row, Quad{decay[0], decay[1], decay[2], decay[3]});
-        }
+        const TileScores scores = score_tile(a, rows, k.tile + lane * k.shared_row_bytes, k.shared_row_bytes,
+                                             queries + warp_row * a.head_dim_k * 4, tile, s.key_tile, lane, scale);
+        write_probabilities(rows, scores, probabilities, decays, s.key_tile, warp_row, lane);
         // P and V of this tile have arrived; its K has been read.
         __syncthreads();
         const KeyRange slots = KeyRange{keys.begin - tile, keys.end - tile};
@@ -399,20 +451,7 @@ ATTEST_KERNEL(scalar_attention, ScalarParams, kThreads, kBlocksPerMultiprocessor
         }
     }
 
-    const float sums[kRowsPerWarp] = {softmax[0].sum, softmax[1].sum, softmax[2].sum, softmax[3].sum};
-    const float own_sum = reduce_rows<true>(sums);
-    ATTEST_UNROLL(4)
-    for (int r = 0; r < kRowsPerWarp; ++r) {
-        if (lane == 8 * r) {
-            const Row row = packed_row(a, work, warp_row + r);
-            store_f32(denominators + warp_row + r, own_sum);
-            if (a.lse && row.query_row >= 0) {
-                // Nothing visible: -inf + ln 0.
-                a.lse[row.query_row * a.lse_row_stride + row.query_head * a.lse_head_stride] =
-                    softmax[r].max + ln_f32(own_sum);
-            }
-        }
-    }
+    close_rows(a, work, rows, denominators, warp_row, lane);
     // The last K tile was read before the loop's last barrier: its place takes the partial sums of the key groups.
     if (group < groups) {
         ATTEST_UNROLL(16)
