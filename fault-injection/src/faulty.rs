@@ -15,7 +15,7 @@ use crate::plan::{At, FaultPlan};
 /// Wraps a device. Without a plan it passes every call on and only keeps its ledger; with one, the chosen calls fail.
 ///
 /// A call that fails at once is not passed on: it had no effect. The exception is `end_capture`, which ends the capture
-/// either way, as the driver does. What the device gave out before it was wrapped is not in the ledger.
+/// either way, as the driver does. What the device gave out before it was wrapped is not in the ledger, streams included.
 pub struct FaultyDevice<D: Device + ?Sized> {
     inner: Arc<D>,
     state: Mutex<State>,

@@ -49,16 +49,12 @@ impl Ledger {
         }
     }
 
-    /// Puts one piece of work on a stream and returns its place in the order.
-    fn advance(&mut self, stream: StreamId) -> Moment {
-        let host = self.host.clone();
-        let record = self.stream_mut(stream);
-        record.clock.merge(&host);
-        Moment { stream, time: record.clock.advance(stream) }
-    }
-
-    fn stream_mut(&mut self, stream: StreamId) -> &mut Stream {
-        self.streams.entry(stream).or_insert_with(|| Stream::new(Site::here()))
+    /// Puts one piece of work on a stream and returns its place in the order. `None` for a stream that is not in the ledger:
+    /// nothing is known of its order, so nobody is blamed for it.
+    fn advance(&mut self, stream: StreamId) -> Option<Moment> {
+        let record = self.streams.get_mut(&stream)?;
+        record.clock.merge(&self.host);
+        Some(Moment { stream, time: record.clock.advance(stream) })
     }
 
     fn clock(&self, stream: StreamId) -> Clock {
@@ -75,30 +71,36 @@ impl Ledger {
     pub fn allocated(&mut self, ptr: DevicePtr, bytes: u64, stream: StreamId) {
         // The pool hands addresses out again: what lay there before is gone.
         self.freed.retain(|_, old| old.ptr.0 + old.bytes <= ptr.0 || ptr.0 + bytes <= old.ptr.0);
-        let allocated = self.advance(stream);
+        let allocated = self.advance(stream).unwrap_or(Moment { stream, time: 0 });
         self.live.insert(ptr.0, Memory::new(ptr, bytes, allocated, Site::here()));
     }
 
     /// A free that the device has accepted.
     pub fn freed(&mut self, ptr: DevicePtr, stream: StreamId) {
         let site = Site::here();
-        self.advance(stream);
+        let known = self.advance(stream).is_some();
         let Some(mut memory) = self.live.remove(&ptr.0) else { return };
+        if known {
+            self.judge_free(&memory, stream, &site);
+        }
+        memory.freed = Some(site);
+        self.freed.insert(ptr.0, memory);
+    }
+
+    fn judge_free(&mut self, memory: &Memory, stream: StreamId, site: &Site) {
         let clock = self.clock(stream);
         let what = format!("{} bytes allocated on stream {}", memory.bytes, memory.allocated.stream.0);
         let unordered = memory.unordered_use(&clock);
         if stream != memory.allocated.stream && (unordered.is_some() || !memory.allocated.is_before(&clock)) {
             let message = format!("{what}, freed on stream {}, which is not ordered after it", stream.0);
-            self.blame(MisuseKind::WrongStreamFree, message, &site, Some(&memory.site));
+            self.blame(MisuseKind::WrongStreamFree, message, site, Some(&memory.site));
         } else if let Some((user, call)) = unordered {
             let message = format!(
                 "{what}, freed on stream {}, while {call} on stream {} may still be running",
                 stream.0, user.0
             );
-            self.blame(MisuseKind::FreeBeforeLastUse, message, &site, Some(&memory.site));
+            self.blame(MisuseKind::FreeBeforeLastUse, message, site, Some(&memory.site));
         }
-        memory.freed = Some(site);
-        self.freed.insert(ptr.0, memory);
     }
 
     /// A free that the device has turned down.
@@ -131,7 +133,8 @@ impl Ledger {
     /// Work that touches the allocations behind these addresses.
     pub fn work(&mut self, call: Call, stream: StreamId, addresses: impl IntoIterator<Item = u64>) {
         let touches = addresses.into_iter().map(|address| Touch { address, call });
-        if let Some((captured, _)) = self.stream_mut(stream).capture.as_mut() {
+        let capture = self.streams.get_mut(&stream).and_then(|record| record.capture.as_mut());
+        if let Some((captured, _)) = capture {
             captured.extend(touches);
             return;
         }
@@ -143,13 +146,15 @@ impl Ledger {
         let moment = self.advance(stream);
         let clock = self.clock(stream);
         for touch in touches {
-            self.touch(*touch, moment, &clock);
+            self.touch(*touch, stream, moment, &clock);
         }
     }
 
-    fn touch(&mut self, Touch { address, call }: Touch, moment: Moment, clock: &Clock) {
+    fn touch(&mut self, touch: Touch, stream: StreamId, moment: Option<Moment>, clock: &Clock) {
+        let Touch { address, call } = touch;
         let found = self.live.range_mut(..=address).next_back().map(|(_, memory)| memory);
         if let Some(memory) = found.filter(|memory| memory.contains(address)) {
+            let Some(moment) = moment else { return };
             memory.uses.insert(moment.stream, (moment.time, call));
             if !memory.allocated.is_before(clock) {
                 let message = format!(
@@ -165,7 +170,7 @@ impl Ledger {
         if let Some(memory) = found.filter(|memory| memory.contains(address)).cloned() {
             let message = format!(
                 "{call} on stream {} touches byte {} of {} bytes that were freed",
-                moment.stream.0,
+                stream.0,
                 address - memory.ptr.0,
                 memory.bytes
             );
@@ -224,7 +229,9 @@ impl Ledger {
     pub fn event_awaited(&mut self, stream: StreamId, event: EventId) {
         let covers = self.events.get(&event).map(|event| event.covers.clone()).unwrap_or_default();
         self.advance(stream);
-        self.stream_mut(stream).clock.merge(&covers);
+        if let Some(record) = self.streams.get_mut(&stream) {
+            record.clock.merge(&covers);
+        }
     }
 
     /// The host knows that an event has happened.
@@ -235,13 +242,16 @@ impl Ledger {
     }
 
     pub fn capture_begun(&mut self, stream: StreamId) {
-        self.stream_mut(stream).capture = Some((Vec::new(), Site::here()));
+        if let Some(record) = self.streams.get_mut(&stream) {
+            record.capture = Some((Vec::new(), Site::here()));
+        }
     }
 
     /// A capture has ended, with a graph or without.
     pub fn capture_ended(&mut self, stream: StreamId, graph: Option<GraphId>) {
-        let captured = self.stream_mut(stream).capture.take();
-        if let (Some((touches, _)), Some(graph)) = (captured, graph) {
+        let captured = self.streams.get_mut(&stream).and_then(|record| record.capture.take());
+        if let Some(graph) = graph {
+            let touches = captured.map(|(touches, _)| touches).unwrap_or_default();
             self.graphs.insert(graph, Graph { site: Site::here(), touches, destroy_refused: false });
         }
     }
@@ -264,7 +274,9 @@ impl Ledger {
     }
 
     pub fn stream_destroy_refused(&mut self, stream: StreamId) {
-        self.stream_mut(stream).destroy_refused = true;
+        if let Some(record) = self.streams.get_mut(&stream) {
+            record.destroy_refused = true;
+        }
     }
 
     pub fn event_destroy_refused(&mut self, event: EventId) {

@@ -36,6 +36,10 @@
 //! ```
 
 mod call;
+pub mod campaign;
+mod child;
+pub mod drops;
+pub mod exhaustion;
 mod faulty;
 mod host_device;
 mod injected;
@@ -44,11 +48,13 @@ pub mod operations;
 mod outcome;
 mod plan;
 mod site;
+pub mod sticky;
 mod sweep;
 mod trial;
 mod without_frees;
 
 pub use call::{Call, CallKind, KindSet, UnknownKind};
+pub use child::{Child, UnknownChild};
 pub use faulty::FaultyDevice;
 pub use host_device::{HostDevice, HostMemory};
 pub use injected::{InjectedFault, Token};

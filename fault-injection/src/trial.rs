@@ -41,10 +41,50 @@ pub enum SweepError {
     Pool(#[source] DeviceError),
 }
 
-/// The state before the operation and what its first clean run did.
-pub(crate) struct Baseline {
+/// What was live at one moment, in the ledger and in the pool.
+pub(crate) struct Books {
     pub snapshot: Snapshot,
     pub pool_bytes: u64,
+}
+
+impl Books {
+    /// The books as they stand.
+    pub fn open<D: Device + ?Sized>(device: &FaultyDevice<D>) -> Result<Self, SweepError> {
+        Ok(Self { snapshot: device.snapshot(), pool_bytes: pool_bytes(device)? })
+    }
+
+    /// What has been left behind or taken away since.
+    pub fn compare<D: Device + ?Sized>(&self, device: &FaultyDevice<D>) -> Result<Vec<Outcome>, SweepError> {
+        let now = device.snapshot();
+        let held = pool_bytes(device)?;
+        let mut outcomes = Vec::new();
+        let allocations = now.allocations_since(&self.snapshot);
+        // Memory whose free was made to fail is held through no fault of the operation.
+        let unexplained = held > self.pool_bytes && now.refused_bytes() == 0;
+        if !allocations.is_empty() || unexplained {
+            outcomes.push(Outcome::LeakedBytes { baseline: self.pool_bytes, held, allocations });
+        }
+        let handles = now.handles_since(&self.snapshot);
+        if !handles.is_empty() {
+            outcomes.push(Outcome::LeakedHandles { handles });
+        }
+        let missing = now.missing_since(&self.snapshot);
+        if held < self.pool_bytes || !missing.is_empty() {
+            let missing: Vec<_> = missing.iter().map(|m| format!("\n  {m}")).collect();
+            let baseline = self.pool_bytes;
+            let detail = format!(
+                "memory of others was freed: {held} bytes held, baseline {baseline}{}",
+                missing.concat()
+            );
+            outcomes.push(Outcome::DirtyAfter { detail });
+        }
+        Ok(outcomes)
+    }
+}
+
+/// The state before the operation and what its first clean run did.
+pub(crate) struct Baseline {
+    pub books: Books,
     pub output: Vec<u8>,
     pub sequence: Vec<Call>,
     /// What was wrong with the clean runs themselves; `Contained` alone if nothing was.
@@ -103,8 +143,7 @@ impl Baseline {
         device: &Arc<FaultyDevice<D>>,
         operation: &mut Operation<'_>,
     ) -> Result<Self, SweepError> {
-        let before = device.snapshot();
-        let pool_bytes = pool_bytes(device)?;
+        let before = Books::open(device)?;
         let (end, trace) = run(device, None, operation);
         let output = match (end, trace.late) {
             (End::Panicked(message), _) => return Err(SweepError::BaselinePanicked { message }),
@@ -115,14 +154,13 @@ impl Baseline {
             }
             (End::Ok(output), _) => output,
         };
-        let snapshot = before.with_modules_of(&device.snapshot());
-        let sequence = trace.sequence;
-        let mut this = Self { snapshot, pool_bytes, output, sequence, outcomes: Vec::new() };
-        let mut outcomes = this.accounts(device)?;
+        let books = Books { snapshot: before.snapshot.with_modules_of(&device.snapshot()), ..before };
+        let mut outcomes = books.compare(device)?;
+        let mut this = Self { books, output, sequence: trace.sequence, outcomes: Vec::new() };
         if !trace.misuses.is_empty() {
             outcomes.push(Outcome::Misused { misuses: trace.misuses });
         }
-        device.reclaim(&this.snapshot);
+        device.reclaim(&this.books.snapshot);
         outcomes.extend(this.run_clean(device, operation)?);
         this.outcomes = or_contained(outcomes);
         Ok(this)
@@ -137,7 +175,7 @@ impl Baseline {
     ) -> Result<Attempt, SweepError> {
         let (end, trace) = run(device, Some(plan), operation);
         let Some(first) = trace.fired.first().cloned() else {
-            device.reclaim(&self.snapshot);
+            device.reclaim(&self.books.snapshot);
             return Ok(Attempt::Quiet { counted: trace.counted });
         };
         let mut outcomes = judge_end(end, &trace, &first.fault);
@@ -146,11 +184,11 @@ impl Baseline {
         {
             outcomes.push(Outcome::Nondeterministic { detail });
         }
-        outcomes.extend(self.accounts(device)?);
+        outcomes.extend(self.books.compare(device)?);
         if !trace.misuses.is_empty() {
             outcomes.push(Outcome::Misused { misuses: trace.misuses });
         }
-        device.reclaim(&self.snapshot);
+        device.reclaim(&self.books.snapshot);
         outcomes.extend(self.run_clean(device, operation)?);
         Ok(Attempt::Fired { first: first.fault, outcomes: or_contained(outcomes) })
     }
@@ -192,40 +230,12 @@ impl Baseline {
             })
         });
         outcomes.extend(detail.map(|detail| Outcome::Nondeterministic { detail }));
-        device.reclaim(&self.snapshot);
-        if pool_bytes(device)? != self.pool_bytes && device.snapshot().refused_bytes() == 0 {
-            let (held, baseline) = (pool_bytes(device)?, self.pool_bytes);
+        device.reclaim(&self.books.snapshot);
+        let (held, baseline) = (pool_bytes(device)?, self.books.pool_bytes);
+        if held != baseline && device.snapshot().refused_bytes() == 0 {
             outcomes.push(dirty(format!(
                 "the pool holds {held} bytes, baseline {baseline}, after all has been freed"
             )));
-        }
-        Ok(outcomes)
-    }
-
-    /// What was left behind or taken away.
-    fn accounts<D: Device + ?Sized>(&self, device: &FaultyDevice<D>) -> Result<Vec<Outcome>, SweepError> {
-        let now = device.snapshot();
-        let held = pool_bytes(device)?;
-        let mut outcomes = Vec::new();
-        let allocations = now.allocations_since(&self.snapshot);
-        // Memory whose free was made to fail is held through no fault of the operation.
-        let unexplained = held > self.pool_bytes && now.refused_bytes() == 0;
-        if !allocations.is_empty() || unexplained {
-            outcomes.push(Outcome::LeakedBytes { baseline: self.pool_bytes, held, allocations });
-        }
-        let handles = now.handles_since(&self.snapshot);
-        if !handles.is_empty() {
-            outcomes.push(Outcome::LeakedHandles { handles });
-        }
-        let missing = now.missing_since(&self.snapshot);
-        if held < self.pool_bytes || !missing.is_empty() {
-            let missing: Vec<_> = missing.iter().map(|m| format!("\n  {m}")).collect();
-            let detail = format!(
-                "memory of others was freed: {held} bytes held, baseline {}{}",
-                self.pool_bytes,
-                missing.concat()
-            );
-            outcomes.push(Outcome::DirtyAfter { detail });
         }
         Ok(outcomes)
     }
@@ -257,7 +267,7 @@ fn judge_end(end: End, trace: &Trace, first: &InjectedFault) -> Vec<Outcome> {
     outcomes
 }
 
-fn or_contained(outcomes: Vec<Outcome>) -> Vec<Outcome> {
+pub(crate) fn or_contained(outcomes: Vec<Outcome>) -> Vec<Outcome> {
     if outcomes.is_empty() { vec![Outcome::Contained] } else { outcomes }
 }
 

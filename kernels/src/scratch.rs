@@ -43,14 +43,18 @@ impl Scratch {
         self.free()
     }
 
-    // A refused free leaves the memory allocated, so it is asked for once more before the address is given up; after a
-    // sticky error the context is lost and its memory with it.
+    // A refused free leaves the memory allocated, so it is asked for once more before the address is given up. A stream that
+    // is gone was drained when it was destroyed, so the default stream may take its frees. After a sticky error the context
+    // is lost and its memory with it.
     fn free(&mut self) -> DeviceResult<()> {
         let ptr = std::mem::take(&mut self.ptr);
         let Err(first) = self.device.free(ptr, self.stream) else { return Ok(()) };
-        if !matches!(first, DeviceError::Driver { sticky: true, .. }) {
-            let _ = self.device.free(ptr, self.stream);
-        }
+        let again = match first {
+            DeviceError::Driver { sticky: true, .. } => return Err(first),
+            DeviceError::InvalidArgument { argument: "stream", .. } => StreamId::DEFAULT,
+            _ => self.stream,
+        };
+        let _ = self.device.free(ptr, again);
         Err(first)
     }
 }
