@@ -275,6 +275,7 @@ fn a_copy_reads_only_what_it_is_told_and_pads_with_zero() {
     Some("masks differ"),
     "lanes 8-31 wait at __shfl_sync(0xffffffff)"
 )]
+#[case("odd_width", WARP, "odd width", None, "shuffle of width 12")]
 #[case("shuffle_from_a_gone_lane", WARP, "gone lane", None, "reads from lane 5 of its warp")]
 fn lanes_that_do_not_meet_are_named(
     #[case] kernel: &'static str,
@@ -303,6 +304,16 @@ fn a_cycle_of_partial_masks_is_a_deadlock() {
     run_on(&device, "cycle_of_masks", WARP, 0).unwrap();
     let finding = only_finding(run_on(&device, "cycle_of_masks", WARP, 1), FindingKind::Deadlock);
     assert_sites(&finding, "cycle one", Some("cycle two"));
+}
+
+#[test]
+fn a_lane_that_spins_lets_the_others_run() {
+    for mode in [Mode::Checked, Mode::Fast] {
+        for schedule in [Schedule::Forward, Schedule::Reverse, Schedule::Random(1)] {
+            let device = SimtDevice::new(kernels::simt::SimtOptions { schedule, ..options(mode) }).unwrap();
+            run_on(&device, "spins_on_a_flag", BLOCK, 0).unwrap();
+        }
+    }
 }
 
 #[test]

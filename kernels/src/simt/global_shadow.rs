@@ -266,12 +266,13 @@ impl GlobalShadow {
     fn read(&mut self, serial: u32, word: usize, mask: u32, pc: u32) -> Option<OtherBlock> {
         // SAFETY: every word of the range has a cell.
         let cell = unsafe { &mut *self.cell(word) };
+        let mut found = None;
         if cell.writer >= self.launch_first && (cell.writer != serial || cell.write.flag()) {
             if cell.write.flag() {
                 return self.detailed(serial, word, mask, Action::Read, pc);
             }
             if cell.write.mask() & mask != 0 {
-                return Some(OtherBlock {
+                found = Some(OtherBlock {
                     serial: cell.writer,
                     pc: cell.write.pc(),
                     action: "written",
@@ -279,24 +280,20 @@ impl GlobalShadow {
                 });
             }
         }
+        let (known, many) = (cell.read.mask(), cell.read.flag());
         if cell.reader < self.launch_first {
             cell.reader = serial;
             cell.read = Info::new(pc, mask, false);
-            return None;
-        }
-        let (known, many) = (cell.read.mask(), cell.read.flag());
-        if mask & !known == 0 && (many || cell.reader == serial) {
-            return None;
-        }
-        if cell.reader == serial && !many {
+        } else if mask & !known == 0 && (many || cell.reader == serial) {
+            // Nothing new.
+        } else if cell.reader == serial && !many {
             cell.read.add(mask);
-            return None;
-        }
-        if mask == known {
+        } else if mask == known {
             cell.read = Info::new(cell.read.pc(), known, true);
-            return None;
+        } else {
+            return self.detailed(serial, word, mask, Action::Read, pc);
         }
-        self.detailed(serial, word, mask, Action::Read, pc)
+        found
     }
 
     #[inline]
@@ -309,7 +306,7 @@ impl GlobalShadow {
         }
         let mut found = None;
         if written && cell.writer != serial {
-            if cell.write.mask() & mask == 0 {
+            if cell.write.mask() & !mask != 0 {
                 return self.detailed(serial, word, mask, Action::Write, pc);
             }
             found = Some(OtherBlock {
@@ -395,3 +392,6 @@ fn spell_out(cell: &Cell, first: u32) -> [ByteRecord; WORD] {
 pub(super) fn pieces(address: usize, bytes: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes).step_by(16).map(move |i| (address + i, 16.min(bytes - i)))
 }
+
+#[cfg(test)]
+mod tests;

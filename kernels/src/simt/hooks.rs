@@ -98,12 +98,10 @@ unsafe fn after_access(lane: *mut Lane, ok: bool) {
             (*block).stopped = true;
             suspend(lane);
         }
-        if (*block).until_preemption != u32::MAX {
-            (*block).until_preemption -= 1;
-            if (*block).until_preemption == 0 {
-                (*block).requeue((*lane).linear as usize);
-                suspend(lane);
-            }
+        (*block).until_preemption -= 1;
+        if (*block).until_preemption == 0 {
+            (*block).requeue((*lane).linear as usize);
+            suspend(lane);
         }
     }
 }

@@ -103,12 +103,8 @@ fn dot(a: &Vector, b: &Vector, c: f32, layout: Layout) -> f32 {
         return special;
     }
     let (c_magnitude, c_exponent) = decode_f32(c);
-    let mut largest = c_exponent;
-    let mut exponents = [0; K];
-    for k in 0..K {
-        exponents[k] = a.exponent[k] + b.exponent[k];
-        largest = largest.max(exponents[k]);
-    }
+    let exponents: [i32; K] = std::array::from_fn(|k| a.exponent[k] + b.exponent[k]);
+    let largest = exponents.iter().fold(c_exponent, |largest, &e| largest.max(e));
     // A product has twice the format's fraction bits below its exponent.
     let headroom = KEPT_BITS - 2 * layout.fraction_bits as i32;
     // Eight magnitudes below 2^27 fit.

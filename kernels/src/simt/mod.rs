@@ -6,6 +6,17 @@
 //! between lanes and between blocks); [`Mode::Fast`] runs uninstrumented code, in which an access outside memory
 //! stops the process.
 //!
+//! # What a pass means
+//!
+//! Nothing about speed, about instruction-level faults of a GPU's compiler, or about memory ordering weaker than this
+//! model: each access happens at once and in program order, except that a cp.async lands at the wait that covers it.
+//! The model is stricter than a card in places. Shuffles, votes and matrix instructions order no memory; only
+//! `__syncwarp` and `__syncthreads` do. Blocks of one launch are never ordered, not even by a fence and an atomic, so a
+//! kernel whose last block combines what the others wrote is accused. What other streams have not been made to do
+//! has not happened.
+//!
+//! # Modules
+//!
 //! | module | what it knows |
 //! | --- | --- |
 //! | `compile`, `module` | from source text to a loaded entry point, and back from code addresses to lines |

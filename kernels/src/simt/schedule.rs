@@ -63,11 +63,13 @@ impl Order {
         }
     }
 
-    /// Accesses until the running lane is preempted; `u32::MAX` for never.
+    /// Accesses until the running lane is preempted. Outside random schedules that is only for lanes that spin until
+    /// another lane has done something.
     pub fn until_preemption(&mut self) -> u32 {
+        const SPIN: u32 = 1 << 16;
         match self.schedule {
             Schedule::Random(_) => 1 + self.below(64) as u32,
-            _ => u32::MAX,
+            _ => SPIN,
         }
     }
 

@@ -46,8 +46,6 @@ struct Readers {
     /// Stamp of the lanes in `mask`.
     stamp: u32,
     mask: u32,
-    /// Lanes that read before the warp's last synchronisation, since the block barrier.
-    before: u32,
     pc: u32,
 }
 
@@ -248,7 +246,7 @@ impl SharedShadow {
                 return Ok(());
             }
             if readers.stamp < barrier {
-                *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before: 0, pc };
+                *readers = Readers { stamp: lane.epoch, mask: lane.bit(), pc };
                 piece.note_warp(lane, barrier);
                 return Ok(());
             }
@@ -383,9 +381,7 @@ impl SharedShadow {
     ) -> Result<(), Conflict> {
         let base = (warp * WARP) as u32;
         let unseen = bits(readers.mask).find(|&i| !self.order.has_seen(lane, base + i as u32, readers.stamp));
-        // Those of the same warp are ordered before this access by that warp's synchronisation.
-        let earlier = if warp == usize::from(lane.warp) { 0 } else { readers.before };
-        match unseen.or_else(|| bits(earlier).next()) {
+        match unseen {
             Some(found) => {
                 Err(Conflict::Race { other: Party { lane: base + found as u32, pc: readers.pc, action } })
             }
@@ -398,12 +394,12 @@ impl SharedShadow {
         let warp = usize::from(lane.warp);
         let readers = &mut self.readers[warp][index as usize];
         if readers.stamp < barrier {
-            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before: 0, pc };
+            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), pc };
         } else if readers.stamp == lane.epoch {
             readers.mask |= lane.bit();
         } else if readers.stamp < lane.epoch && !self.order.is_partial(warp) {
-            let before = readers.before | readers.mask;
-            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), before, pc };
+            // For this warp the earlier readers are in order; for others this reader stands for them.
+            *readers = Readers { stamp: lane.epoch, mask: lane.bit(), pc };
         } else {
             self.note_aside(lane, index, pc, false);
             return;
@@ -428,7 +424,7 @@ impl SharedShadow {
         match same {
             Some(entry) => entry.readers.mask |= bit,
             None => {
-                let readers = Readers { stamp, mask: bit, before: 0, pc };
+                let readers = Readers { stamp, mask: bit, pc };
                 entries.push(SideEntry { readers, warp, atomic });
             }
         }
@@ -479,3 +475,6 @@ impl Piece {
 fn bits(mask: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |i| mask >> i & 1 == 1)
 }
+
+#[cfg(test)]
+mod tests;
