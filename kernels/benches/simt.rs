@@ -63,6 +63,18 @@ fn per_operation(device: &SimtDevice, entry: &'static str, rounds: i32) -> f64 {
     (time(entry, rounds) - time("bench_nothing", 0)) / (f64::from(rounds) * f64::from(LANES))
 }
 
+/// Microseconds of an empty launch with this many blocks and bytes of shared memory.
+fn launch_us(device: &SimtDevice, blocks: u32, shared_bytes: u32) -> f64 {
+    let kernel = device.load_kernel(&spec("bench.cu", "bench_nothing")).expect("a kernel");
+    let params = BenchParams { input: 0, out: 0, rounds: 0, unused: 0 };
+    best_ns(|| {
+        device
+            .launch(kernel, config(blocks, LANES, shared_bytes), bytes_of(&params), STREAM)
+            .expect("a launch");
+        device.synchronize(STREAM).expect("no findings");
+    }) / 1e3
+}
+
 fn attention_ms(mode: Mode) -> f64 {
     let device = support::device_with(mode, SourceSet::load().expect("kernel sources"));
     let mut problem = Problem::new(DType::F32, DType::F32, (1, 1), 64).lens(&[64], &[64]);
@@ -89,6 +101,10 @@ fn main() {
         ("ldmatrix.x4", "bench_ldmatrix", 200),
     ] {
         let (slow, quick) = (per_operation(&checked, entry, rounds), per_operation(&fast, entry, rounds));
+        println!("{name:<34} {slow:>10.1} {quick:>10.1} {:>8.1}", slow / quick);
+    }
+    for (name, blocks) in [("empty launch, 1 block (µs)", 1), ("empty launch, 100 blocks (µs)", 100)] {
+        let (slow, quick) = (launch_us(&checked, blocks, 96 << 10), launch_us(&fast, blocks, 96 << 10));
         println!("{name:<34} {slow:>10.1} {quick:>10.1} {:>8.1}", slow / quick);
     }
     let (slow, quick) = (attention_ms(Mode::Checked), attention_ms(Mode::Fast));

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::compile::{self, Compiler};
 use super::executor::State;
-use super::fiber::{MAX_LANES, SHARED_BYTES};
+use super::fiber::SHARED_BYTES;
 use super::global_shadow::GlobalShadow;
+use super::launch;
 use super::memory::Memory;
 use super::module::Module;
 use super::options::{Mode, SimtOptions};
@@ -144,7 +145,7 @@ impl SimtDevice {
     }
 }
 
-fn invalid(
+pub(super) fn invalid(
     call: &'static str,
     argument: &'static str,
     value: impl ToString,
@@ -313,7 +314,7 @@ impl Device for SimtDevice {
         let Some(module) = module else {
             return Err(invalid("launch", "kernel", kernel.0, "a kernel from load_kernel".to_owned()));
         };
-        check_launch(&self.options, module, config, params)?;
+        launch::validate(&self.options, module, config, params)?;
         let name = module.entry_name;
         let work = Work::Launch { kernel, config, params: Arc::from(params) };
         let stream = stream_of(&mut state, "launch", stream)?;
@@ -472,35 +473,4 @@ impl Device for SimtDevice {
 
 fn unknown_graph(call: &'static str, graph: GraphId) -> DeviceError {
     invalid(call, "graph", graph.0, "a graph of this device that was not destroyed".to_owned())
-}
-
-/// The limits of every device since compute capability 3.0, and those of this one.
-fn check_launch(
-    options: &SimtOptions,
-    module: &Module,
-    config: LaunchConfig,
-    params: &[u8],
-) -> DeviceResult<()> {
-    const GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-    const BLOCK: [u32; 3] = [1024, 1024, 64];
-    let within =
-        |sizes: [u32; 3], limits: [u32; 3]| sizes.iter().zip(limits).all(|(&s, l)| (1..=l).contains(&s));
-    if !within(config.grid, GRID) {
-        return Err(invalid("launch", "grid", format!("{:?}", config.grid), format!("1 to {GRID:?}")));
-    }
-    let lanes: u64 = config.block.iter().map(|&b| u64::from(b)).product();
-    let most = u64::from(module.max_threads.unwrap_or(MAX_LANES as u32)).min(MAX_LANES as u64);
-    if !within(config.block, BLOCK) || lanes > most {
-        let accepted = format!("1 to {BLOCK:?}, at most {most} threads");
-        return Err(invalid("launch", "block", format!("{:?}", config.block), accepted));
-    }
-    if config.shared_bytes > options.max_shared_bytes {
-        let accepted = format!("at most {}", options.max_shared_bytes);
-        return Err(invalid("launch", "shared_bytes", config.shared_bytes, accepted));
-    }
-    if params.len() != module.params_bytes {
-        let accepted = format!("the {} bytes of the parameters of {}", module.params_bytes, module.label);
-        return Err(invalid("launch", "params", format!("{} bytes", params.len()), accepted));
-    }
-    Ok(())
 }

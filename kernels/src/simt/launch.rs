@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use super::block::{Block, BlockEnd};
 use super::check::Checker;
-use super::fiber::Arena;
+use super::device::invalid;
+use super::fiber::{Arena, MAX_LANES};
 use super::global_shadow::GlobalShadow;
 use super::memory::Memory;
 use super::module::Module;
@@ -18,6 +19,37 @@ pub(super) struct Outcome {
     pub findings: Vec<Finding>,
     /// Whether the launch was stopped before its end.
     pub stopped: bool,
+}
+
+/// The limits of every device since compute capability 3.0, and those of this one.
+pub(super) fn validate(
+    options: &SimtOptions,
+    module: &Module,
+    config: LaunchConfig,
+    params: &[u8],
+) -> DeviceResult<()> {
+    const GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+    const BLOCK: [u32; 3] = [1024, 1024, 64];
+    let within =
+        |sizes: [u32; 3], limits: [u32; 3]| sizes.iter().zip(limits).all(|(&s, l)| (1..=l).contains(&s));
+    if !within(config.grid, GRID) {
+        return Err(invalid("launch", "grid", format!("{:?}", config.grid), format!("1 to {GRID:?}")));
+    }
+    let lanes: u64 = config.block.iter().map(|&b| u64::from(b)).product();
+    let most = u64::from(module.max_threads.unwrap_or(MAX_LANES as u32)).min(MAX_LANES as u64);
+    if !within(config.block, BLOCK) || lanes > most {
+        let accepted = format!("1 to {BLOCK:?}, at most {most} threads");
+        return Err(invalid("launch", "block", format!("{:?}", config.block), accepted));
+    }
+    if config.shared_bytes > options.max_shared_bytes {
+        let accepted = format!("at most {}", options.max_shared_bytes);
+        return Err(invalid("launch", "shared_bytes", config.shared_bytes, accepted));
+    }
+    if params.len() != module.params_bytes {
+        let accepted = format!("the {} bytes of the parameters of {}", module.params_bytes, module.label);
+        return Err(invalid("launch", "params", format!("{} bytes", params.len()), accepted));
+    }
+    Ok(())
 }
 
 /// Runs a launch. Arguments have been checked; an error is one of the surroundings.
