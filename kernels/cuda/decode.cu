@@ -56,6 +56,18 @@ constexpr int kVWords = kVDims * kBytes / 4;
 static_assert(kDim % 64 == 0, "reads of K and V tile the row");
 static_assert(kBytes <= 2, "8-bit and 16-bit caches");
 
+// The format of P and V. Every fp8 value is exact in f16, one conversion away, where bf16 takes three; and P, at most 1,
+// is rounded eight times more finely.
+template <bool fp8>
+struct WeightFormatOf {
+    using Format = Q_FORMAT;
+};
+template <>
+struct WeightFormatOf<true> {
+    using Format = F16;
+};
+using WeightFormat = WeightFormatOf<kBytes == 1>::Format;
+
 // Rows of 128 bytes and multiples keep their length and exchange 16-byte chunks so that the rows read together lie in
 // different banks; shorter rows are set apart instead.
 constexpr bool kSwizzle = kChunks % 8 == 0;
@@ -220,7 +232,7 @@ ATTEST_DEVICE u32 v_pair(const u32 (&first)[kVWords], const u32 (&second)[kVWord
     if (kBytes == 2) {
         return __byte_perm(first[word], second[word], byte == 0 ? 0x5410 : 0x7632);
     }
-    return cast_pair<Q_FORMAT, KV_FORMAT>(__byte_perm(first[word], second[word], (4 + byte) << 4 | byte));
+    return cast_pair<WeightFormat, KV_FORMAT>(__byte_perm(first[word], second[word], (4 + byte) << 4 | byte));
 }
 
 ATTEST_DEVICE u32 v_pair(const WordCast (&first)[kVWords], const WordCast (&second)[kVWords], int dim) {
@@ -233,10 +245,10 @@ ATTEST_DEVICE u32 v_pair(const WordCast (&first)[kVWords], const WordCast (&seco
 // O += P V of one step. Element i of out[block][j] is row g + 8 (i / 2), dim block * 8 kVDims + (2t + i % 2) kVDims + j.
 ATTEST_DEVICE void weigh_step(Sums& out, const float (&weights)[2][4], const u8* values) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const u32 a[4] = {pack_pair(Q_FORMAT{}, weights[0][0], weights[0][1]),
-                      pack_pair(Q_FORMAT{}, weights[0][2], weights[0][3]),
-                      pack_pair(Q_FORMAT{}, weights[1][0], weights[1][1]),
-                      pack_pair(Q_FORMAT{}, weights[1][2], weights[1][3])};
+    const u32 a[4] = {pack_pair(WeightFormat{}, weights[0][0], weights[0][1]),
+                      pack_pair(WeightFormat{}, weights[0][2], weights[0][3]),
+                      pack_pair(WeightFormat{}, weights[1][0], weights[1][1]),
+                      pack_pair(WeightFormat{}, weights[1][2], weights[1][3])};
     ATTEST_UNROLL_FULL
     for (int block = 0; block < kVBlocks; ++block) {
         u32 raw[4][kVWords];
@@ -247,14 +259,14 @@ ATTEST_DEVICE void weigh_step(Sums& out, const float (&weights)[2][4], const u8*
             const int byte = (block * 8 + g) * kVWords * 4;
             load_words(raw[i], values + key * kSharedRow + v_chunk(key, byte / 16) * 16 + byte % 16);
             if (kCastWords) {
-                cast_words<Q_FORMAT, KV_FORMAT, kVWords>(cast[i], raw[i]);
+                cast_words<WeightFormat, KV_FORMAT, kVWords>(cast[i], raw[i]);
             }
         }
         ATTEST_UNROLL_FULL
         for (int j = 0; j < kVDims; ++j) {
             const u32 b[2] = {kCastWords ? v_pair(cast[0], cast[1], j) : v_pair(raw[0], raw[1], j),
                               kCastWords ? v_pair(cast[2], cast[3], j) : v_pair(raw[2], raw[3], j)};
-            mma(Q_FORMAT{}, out[block][j], a, b);
+            mma(WeightFormat{}, out[block][j], a, b);
         }
     }
 }
