@@ -7,7 +7,7 @@ use ndarray::Array3;
 use oracle::{Format, PagedView};
 
 use crate::case::Case;
-use crate::executor::protocol::{AttentionCall, CacheSpec, ScaleSpec, StoreCall};
+use crate::executor::protocol::{AttentionCall, CacheSpec, Float, ScaleSpec, StoreCall};
 use crate::executor::{Buffer, DeviceSpec, Job, Operation, TensorSpec};
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::problem::{Problem, Scale};
@@ -94,7 +94,7 @@ impl Builder {
 
     fn scale(&mut self, name: &str, scale: &Scale, returned: bool) -> ScaleSpec {
         match scale {
-            Scale::PerTensor(scale) => ScaleSpec::PerTensor(*scale),
+            Scale::PerTensor(scale) => ScaleSpec::PerTensor(Float(*scale)),
             Scale::PerHead(scales) => ScaleSpec::PerHead(self.floats(name, scales, returned)),
         }
     }
@@ -178,11 +178,11 @@ pub fn attention_job(
         query_start_loc: metadata.query_start_loc(&mut builder, returned),
         max_query_len: metadata.max_query_len,
         max_seq_len: metadata.max_seq_len,
-        softmax_scale: problem.softmax_scale(),
+        softmax_scale: Float(problem.softmax_scale()),
         causal: options.causal,
         window_left: options.window_left,
         window_right: options.window_right,
-        softcap: options.softcap,
+        softcap: options.softcap.map(Float),
         alibi_slopes: problem.alibi_slopes().map(|s| builder.floats("alibi_slopes", &s, returned)),
         sinks: inputs.sinks.as_ref().map(|s| builder.floats("sinks", s, returned)),
         host_metadata: !variant.loose_metadata,

@@ -1,35 +1,52 @@
 //! The reference answer of an attention case: the oracle, asked request by request.
 
 use ndarray::{Axis, s};
-use oracle::{AttentionOptions, BoundModel, Format, OracleError, Reference, Request, Rows, attend_f64};
+use oracle::{AttentionOptions, BoundModel, Format, OracleError, Reference, Request, Rows, attend};
 
 use crate::case::{Case, Data};
 use crate::inputs::Inputs;
+use crate::problem::Problem;
 
 /// Multiply-adds above which only a sample of a request's rows is computed.
 const FULL_WORK: usize = 1 << 31;
 /// Rows of a sample besides the edges.
 const SPREAD_ROWS: usize = 24;
 
-/// How an arm rounds, as far as the bound needs to know: the format in which it keeps P, and keys per tile.
+/// The shortest key tile of any arm. The bound grows with the number of tiles; what it grants per tile length is covered
+/// by its term in the number of keys.
+const KEY_TILE: usize = 16;
+
+/// Head dims of the tensor-core kernels. Arms that prefer them fall back to the scalar kernel for others.
+const TENSOR_CORE_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+
+/// The format in which an arm keeps P.
 ///
-/// The table is written down here, apart from the kernels, so that a kernel that starts to round more coarsely fails.
+/// Written down here, apart from the kernels, so that a kernel that starts to round more coarsely fails.
 #[must_use]
-pub fn arm_rounding(arm: &str, query_format: Format) -> (Format, usize) {
+pub fn p_format(arm: &str, problem: &Problem) -> Format {
+    let tensor_cores = problem.head_dim == problem.head_dim_v && TENSOR_CORE_DIMS.contains(&problem.head_dim);
     match arm {
-        "scalar" => (Format::F32, 32),
-        _ => (query_format, 64),
+        "scalar" => Format::F32,
+        "fp8-dense" | "bf16-dense" if !tensor_cores => Format::F32,
+        _ => problem.query_format,
     }
 }
 
 /// The bound's parameters for a case on an arm.
 #[must_use]
 pub fn bound_model(case: &Case, inputs: &Inputs, arm: &str) -> BoundModel {
-    let (p_format, key_tile) = arm_rounding(arm, case.problem.query_format);
+    let model = BoundModel::new(p_format(arm, &case.problem), KEY_TILE);
+    // The staged arms decode with P in f16, which loses what lies below 2^-25, and do all else with P in the query's
+    // format. Which of the two serves a call depends on the lengths that it announces, so the bound grants either.
+    let p_underflow = match arm {
+        "fp8-staged-soft" | "fp8-staged-hw" => BoundModel::new(Format::F16, KEY_TILE).p_underflow,
+        _ => model.p_underflow,
+    };
     BoundModel {
+        p_underflow,
         grid_inputs: inputs.exact_products,
         sign_symmetric_v: matches!(case.data, Data::Random | Data::Outlier | Data::Grid),
-        ..BoundModel::new(p_format, key_tile)
+        ..model
     }
 }
 
@@ -67,7 +84,7 @@ pub fn references(case: &Case, inputs: &Inputs, arm: &str) -> Result<Vec<Referen
         let request = Request { q, k, v };
         let sample = sampled_rows(case, *q_len, k.len_of(Axis(0)));
         let rows = sample.as_deref().map_or(Rows::All, Rows::Sample);
-        all.push(attend_f64(&request, &options, &model, rows)?);
+        all.push(attend(&request, &options, &model, rows)?);
     }
     Ok(all)
 }

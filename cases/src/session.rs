@@ -1,7 +1,7 @@
 //! A run over many cases: compile first, then judge with several workers, and count.
 
 mod prepare;
-mod recorder;
+pub(crate) mod recorder;
 mod tally;
 
 use std::collections::HashMap;
@@ -15,6 +15,7 @@ use crate::case::Case;
 use crate::catalogue::Tier;
 use crate::events::{Consumer, Event, Finished, Judged, Started};
 use crate::executor::Executor;
+use crate::ledger::Ledger;
 use crate::problem::Op;
 use crate::run::{STORE_ARM, Settings, run_case};
 use crate::verdict::Verdict;
@@ -65,6 +66,8 @@ pub struct Session {
     pub budget: Option<Duration>,
     /// What must be reached.
     pub demand: Demand,
+    /// Cases that are known to fail.
+    pub known_failures: &'static Ledger,
     /// Set from outside to stop early and report what is known.
     pub interrupted: Arc<AtomicBool>,
 }
@@ -173,7 +176,12 @@ impl Session {
                 Some(message) => {
                     Verdict::DeviceError { findings: Vec::new(), error: Some(message.to_owned()) }
                 }
-                None => run_case(&item.case, &item.arm, executor.as_mut(), &self.settings),
+                None => {
+                    let place = (item.group.as_str(), item.arm.as_str(), device_name(&self.settings));
+                    self.known_failures.judge(&item.case, place, || {
+                        run_case(&item.case, &item.arm, executor.as_mut(), &self.settings)
+                    })
+                }
             };
             // What was in flight when someone interrupted has no verdict.
             if self.interrupted.load(Ordering::Relaxed) {

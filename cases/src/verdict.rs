@@ -31,6 +31,22 @@ pub enum Verdict {
         /// Whether its support manifest says so; if not, the skip itself is a failure.
         declared: bool,
     },
+    /// The ledger of known failures says that the case fails here, and it did (or was not launched, because it crashes).
+    KnownFailure {
+        /// The word of the verdict that it would have been.
+        was: String,
+        /// Why it fails.
+        reason: String,
+        /// Where the fault is tracked.
+        issue: String,
+    },
+    /// The ledger of known failures says that the case fails here, and it passes.
+    KnownFailurePasses {
+        /// Why it was expected to fail.
+        reason: String,
+        /// Where the fault was tracked.
+        issue: String,
+    },
     /// A checked run found faults of the kernel, the driver reported an error, or the kernel does not compile.
     DeviceError {
         /// Findings of a checked run, each with the source lines involved.
@@ -79,10 +95,11 @@ impl Verdict {
     pub fn class(&self) -> Class {
         match self {
             Self::Pass { .. } => Class::Passed,
-            Self::Unsupported { declared: true, .. } => Class::Skipped,
+            Self::Unsupported { declared: true, .. } | Self::KnownFailure { .. } => Class::Skipped,
             Self::Unsupported { declared: false, .. } => Class::UndeclaredSkip,
             Self::Environment { .. } => Class::NoVerdict,
             Self::Mismatch { .. }
+            | Self::KnownFailurePasses { .. }
             | Self::Rejected { .. }
             | Self::DeviceError { .. }
             | Self::Crashed { .. }
@@ -98,6 +115,8 @@ impl Verdict {
             Self::Mismatch { .. } => "MISMATCH",
             Self::Rejected { .. } => "REJECTED",
             Self::Unsupported { .. } => "UNSUPPORTED",
+            Self::KnownFailure { .. } => "KNOWN FAILURE",
+            Self::KnownFailurePasses { .. } => "PASSES",
             Self::DeviceError { .. } => "DEVICE ERROR",
             Self::Crashed { .. } => "CRASHED",
             Self::TimedOut { .. } => "TIMED OUT",

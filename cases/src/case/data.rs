@@ -18,6 +18,13 @@ pub enum Data {
     Needle(NeedleAt),
     /// Random, with a few K channels fifteen times larger, as in real models.
     Outlier,
+    /// Random, with NaN in the first key of every request: in one dim of V of the first KV head, and in K of the last
+    /// one if there are several. Every row that has keys must see it.
+    NanKey,
+    /// Random q and K; V holds subnormal codes only.
+    Subnormal,
+    /// New rows of a store at the edges of the format: ties, the largest value and beyond, subnormals, NaN, infinity.
+    Edges,
     /// q, K and V recorded from a real model's layer.
     Real {
         /// Index of the layer among the recorded ones.
@@ -54,6 +61,9 @@ impl fmt::Display for Data {
             Self::Needle(NeedleAt::PageEnd) => f.write_str("needle:page-end"),
             Self::Needle(NeedleAt::Key(key)) => write!(f, "needle:{key}"),
             Self::Outlier => f.write_str("outlier"),
+            Self::NanKey => f.write_str("nan-key"),
+            Self::Subnormal => f.write_str("subnormal"),
+            Self::Edges => f.write_str("edges"),
             Self::Real { layer } => write!(f, "real:layer{layer}"),
         }
     }
@@ -62,7 +72,7 @@ impl fmt::Display for Data {
 impl Data {
     /// Accepted spellings, for messages.
     pub const ACCEPTED: &str = "random, grid, uniform-q0, head-id, needle, needle:first, needle:page-end, needle:KEY, \
-                                outlier, real:layer0, real:layer12, real:layer29";
+                                outlier, nan-key, subnormal, edges, real:layer0, real:layer12, real:layer29";
 
     /// Parses a generator's name; `None` when there is no such generator.
     #[must_use]
@@ -73,6 +83,9 @@ impl Data {
             "uniform-q0" => Self::UniformQ0,
             "head-id" => Self::HeadId,
             "outlier" => Self::Outlier,
+            "nan-key" => Self::NanKey,
+            "subnormal" => Self::Subnormal,
+            "edges" => Self::Edges,
             "needle" => Self::Needle(NeedleAt::Last),
             "needle:first" => Self::Needle(NeedleAt::First),
             "needle:page-end" => Self::Needle(NeedleAt::PageEnd),

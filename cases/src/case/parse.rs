@@ -271,6 +271,9 @@ fn consistent(case: &Case, terms: &Terms<'_>) -> Result<(), ParseError> {
             "only with data=grid, where logits are exact",
         ));
     }
+    if case.data == Data::Edges && !is_store {
+        return Err(at("data", case.data.to_string(), "only with the operation store"));
+    }
     if let Data::Real { .. } = case.data {
         let shape = (problem.num_q_heads, problem.num_kv_heads, problem.head_dim, problem.head_dim_v);
         let fits = shape == (9, 3, 64, 64)

@@ -83,10 +83,9 @@ fn arms(out: &mut impl Write) -> io::Result<()> {
         (STORE_ARM, "reshape_and_cache: f32, bf16 or f16 rows into a cache of any format, slot -1 skipped");
     let all = Arm::ALL.iter().map(|arm| (arm.name(), arm.summary())).chain([store]);
     for (name, summary) in all {
-        writeln!(out, "{name:10} {summary}")?;
-        for gap in support::gaps().iter().filter(|gap| gap.arm == name) {
-            let device = gap.device.map(|d| format!(" on {}", kind_name(d))).unwrap_or_default();
-            writeln!(out, "{:10}   not served{device}: {} ({})", "", gap.cases, gap.why)?;
+        writeln!(out, "{name:16} {summary}")?;
+        if let Some(support) = support::manifests().iter().find(|support| support.name == name) {
+            writeln!(out, "{:16} serves: {}", "", support.in_words())?;
         }
     }
     Ok(())

@@ -68,16 +68,16 @@ pub(super) struct Chosen {
     pub detail: String,
 }
 
-impl DeviceOptions {
+impl DeviceChoice {
     /// Settles `auto` and makes sure that the device can be opened.
-    pub fn choose(&self) -> Result<Chosen, Failure> {
+    pub fn choose(self) -> Result<Chosen, Failure> {
         let cuda = |why: &str| {
             devices::cuda_info().map(|info| Chosen {
                 kind: DeviceKind::Cuda,
                 detail: format!("{}, {}{why}", info.name, info.versions),
             })
         };
-        match self.device {
+        match self {
             DeviceChoice::Cuda => cuda("")
                 .map_err(|error| Failure::surroundings(format!("--device cuda cannot be used: {error}"))),
             DeviceChoice::Auto => match cuda(", chosen by auto") {
@@ -86,6 +86,13 @@ impl DeviceOptions {
             },
             DeviceChoice::Simt => simt(""),
         }
+    }
+}
+
+impl DeviceOptions {
+    /// Settles `auto` and makes sure that the device can be opened.
+    pub fn choose(&self) -> Result<Chosen, Failure> {
+        self.device.choose()
     }
 
     pub fn settings(&self, device: DeviceKind, schedule: Option<u64>) -> Settings {

@@ -7,6 +7,7 @@ use super::options::{
     DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, workers,
 };
 use crate::case::Case;
+use crate::ledger::Ledger;
 use crate::session::{Demand, Item, Session, arms_of};
 
 pub(super) const EXAMPLES: &str = "\
@@ -70,6 +71,8 @@ impl Replay {
             jobs: 1,
             budget: None,
             demand: Demand::default(),
+            // Whoever names one case wants to see it fail.
+            known_failures: Ledger::none(),
             interrupted,
         };
         Ok(session.run(&items, &executor, &mut consumers)?.exit_code)

@@ -1,16 +1,18 @@
 //! `attest verify`.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::Failure;
+use super::{Failure, impostors};
 use super::options::{
     DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, parse_time, workers,
 };
-use crate::catalogue::{self, Tier};
+use crate::catalogue::{self, Entry, Tier};
 use crate::filter::Filter;
+use crate::ledger::Ledger;
 use crate::session::{Demand, Item, Session, arms_of};
 
 pub(super) const EXAMPLES: &str = "\
@@ -47,6 +49,13 @@ pub(super) struct Verify {
     /// Stop after this time. The smoke tier comes first, and its minimum must be reached.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     budget: Option<Duration>,
+    /// Judge the cases instead of the kernels: run kernels that are wrong in a known way, and show which check of which
+    /// case catches each. One that no case catches is a failure.
+    #[arg(long, conflicts_with_all = ["arm", "shard", "budget"])]
+    impostors: bool,
+    /// Write the kill matrix to this file, as Markdown.
+    #[arg(long, value_name = "FILE", requires = "impostors")]
+    matrix: Option<PathBuf>,
     #[command(flatten)]
     output: OutputOptions,
 }
@@ -72,6 +81,9 @@ impl std::str::FromStr for Shard {
 
 impl Verify {
     pub fn run(self) -> Result<u8, Failure> {
+        if self.impostors {
+            return impostors::run(self.entries()?, self.filter.is_empty(), self.matrix.as_deref());
+        }
         let items = self.items()?;
         if items.is_empty() {
             anstream::eprintln!("error: no case matches{}", self.filters_in_words());
@@ -96,6 +108,7 @@ impl Verify {
             jobs: self.jobs.map_or_else(processors, NonZeroUsize::get),
             budget: self.budget,
             demand: self.demand(),
+            known_failures: Ledger::committed(),
             interrupted,
         };
         Ok(session.run(&items, &executor, &mut consumers)?.exit_code)
@@ -109,15 +122,20 @@ impl Verify {
         self.filter.iter().map(|filter| format!(" `{filter}`")).collect()
     }
 
-    fn items(&self) -> Result<Vec<Item>, Failure> {
+    /// The chosen cases of the catalogue.
+    fn entries(&self) -> Result<Vec<Entry>, Failure> {
         let entries = catalogue::entries().map_err(|error| Failure::surroundings(error.to_string()))?;
         let filters: Vec<Filter> = self.filter.iter().map(|text| Filter::new(text)).collect();
+        let chosen = |entry: &Entry| {
+            entry.tier <= self.tier && filters.iter().all(|filter| filter.matches(&entry.case, entry.group))
+        };
+        Ok(entries.into_iter().filter(chosen).collect())
+    }
+
+    fn items(&self) -> Result<Vec<Item>, Failure> {
         let arms = self.arms();
         let mut items = Vec::new();
-        for entry in entries.into_iter().filter(|entry| entry.tier <= self.tier) {
-            if !filters.iter().all(|filter| filter.matches(&entry.case, entry.group)) {
-                continue;
-            }
+        for entry in self.entries()? {
             for arm in arms_of(&entry.case, &arms) {
                 let mut case = entry.case.clone();
                 case.seed = case.seed.wrapping_add(self.seed);
@@ -152,6 +170,6 @@ impl Verify {
     }
 }
 
-fn processors() -> usize {
+pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }

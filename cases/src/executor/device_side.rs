@@ -153,11 +153,11 @@ fn attention_args(call: &AttentionCall, job: &Job, allocations: &[Allocation]) -
     let host = |spec: &TensorSpec| call.host_metadata.then(|| words(&job.buffers[spec.buffer].bytes));
     AttentionArgs {
         lse: call.lse.as_ref().map(tensor),
-        softmax_scale: call.softmax_scale,
+        softmax_scale: call.softmax_scale.0,
         causal: call.causal,
         window_left: call.window_left,
         window_right: call.window_right,
-        softcap: call.softcap,
+        softcap: call.softcap.map(|cap| cap.0),
         alibi_slopes: call.alibi_slopes.as_ref().map(tensor),
         sinks: call.sinks.as_ref().map(tensor),
         host: HostMetadata {
@@ -182,7 +182,7 @@ fn store_args(call: &StoreCall, job: &Job, allocations: &[Allocation]) -> StoreA
 
 fn cache(spec: &CacheSpec, allocations: &[Allocation]) -> PagedCache {
     let scale = |scale: &ScaleSpec| match scale {
-        ScaleSpec::PerTensor(scale) => Scale::PerTensor(*scale),
+        ScaleSpec::PerTensor(scale) => Scale::PerTensor(scale.0),
         ScaleSpec::PerHead(spec) => Scale::PerHead(tensor(spec, allocations)),
     };
     PagedCache {

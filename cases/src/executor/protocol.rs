@@ -6,6 +6,28 @@ use kernels::device::{DeviceKind, Finding};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// A float that travels as its bits: JSON has no NaN and no infinity, and must-refuse cases send both.
+#[derive(Clone, Copy, Debug)]
+pub struct Float(pub f32);
+
+impl PartialEq for Float {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Serialize for Float {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.to_bits().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Float {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        u32::deserialize(deserializer).map(|bits| Self(f32::from_bits(bits)))
+    }
+}
+
 /// Which device a job runs on and how.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeviceSpec {
@@ -47,7 +69,7 @@ pub struct TensorSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ScaleSpec {
     /// One for the tensor.
-    PerTensor(f32),
+    PerTensor(Float),
     /// One per KV head.
     PerHead(TensorSpec),
 }
@@ -87,7 +109,7 @@ pub struct AttentionCall {
     /// At least the longest sequence.
     pub max_seq_len: u64,
     /// Factor of the dot products.
-    pub softmax_scale: f32,
+    pub softmax_scale: Float,
     /// Bottom-right aligned causal mask.
     pub causal: bool,
     /// Keys visible to the left.
@@ -95,7 +117,7 @@ pub struct AttentionCall {
     /// Keys visible to the right.
     pub window_right: Option<i64>,
     /// Logit soft cap.
-    pub softcap: Option<f32>,
+    pub softcap: Option<Float>,
     /// `[num_q_heads]`.
     pub alibi_slopes: Option<TensorSpec>,
     /// `[num_q_heads]`.

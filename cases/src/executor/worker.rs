@@ -1,6 +1,7 @@
 //! A worker process: this binary again, running jobs from a pipe. It may crash or hang; the next job gets a new one.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, BufWriter, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -26,6 +27,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Runs jobs in a child process, which is reused while it is healthy.
 pub struct Worker {
     binary: PathBuf,
+    arguments: Vec<OsString>,
     interrupted: Arc<AtomicBool>,
     child: Option<Running>,
 }
@@ -49,7 +51,13 @@ impl Worker {
     /// in flight is given up.
     #[must_use]
     pub fn new(binary: PathBuf, interrupted: Arc<AtomicBool>) -> Self {
-        Self { binary, interrupted, child: None }
+        Self { binary, arguments: vec![SUBCOMMAND.into()], interrupted, child: None }
+    }
+
+    /// The same, with other arguments: another subcommand that serves jobs.
+    #[must_use]
+    pub fn with_arguments(self, arguments: Vec<OsString>) -> Self {
+        Self { arguments, ..self }
     }
 
     /// Waits for the reply, looking up now and then whether someone has interrupted the run.
@@ -71,7 +79,7 @@ impl Worker {
 
     fn start(&self) -> io::Result<Running> {
         let mut process = Command::new(&self.binary)
-            .arg(SUBCOMMAND)
+            .args(&self.arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

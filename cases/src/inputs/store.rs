@@ -2,11 +2,12 @@
 
 use ndarray::Array3;
 use oracle::{CacheShape, CacheViews, Format, OracleError, Packing, PagedView, store_code};
+use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::values::{below, normal};
 use super::{PageMap, Stream, rng};
-use crate::case::Case;
+use crate::case::{Case, Data};
 use crate::problem::Scale;
 
 /// The inputs of one store case.
@@ -43,13 +44,16 @@ impl StoreInputs {
         };
         let views = CacheViews::new(problem.layout, problem.packing, shape, problem.padding)?;
         let slots = problem.slots.clone().unwrap_or_else(|| derived_slots(case, &pages));
-        let new_rows = |stream, dim| {
+        let new_rows = |stream, dim, scale: &Scale| {
             let mut rng = rng(case, stream);
-            let next = || problem.query_format.round(f64::from(normal(&mut rng) * case.magnitude)) as f32;
-            Array3::from_shape_simple_fn((slots.len(), problem.num_kv_heads, dim), next)
+            let rounded = |x: f32| problem.query_format.round(f64::from(x)) as f32;
+            Array3::from_shape_fn((slots.len(), problem.num_kv_heads, dim), |(_, head, _)| match case.data {
+                Data::Edges => rounded(edge(problem.cache_format, &mut rng) * scale.of_head(head)),
+                _ => rounded(normal(&mut rng) * case.magnitude),
+            })
         };
-        let keys = new_rows(Stream::Keys, problem.head_dim);
-        let values = new_rows(Stream::Values, problem.head_dim_v);
+        let keys = new_rows(Stream::Keys, problem.head_dim, &problem.k_scale);
+        let values = new_rows(Stream::Values, problem.head_dim_v, &problem.v_scale);
         let before = background(case, &views);
         let mut expected = before.clone();
         let v_buffer = expected.len() - 1;
@@ -58,6 +62,29 @@ impl StoreInputs {
         write(&mut expected[v_buffer], &views.v, &values, &slots, format, &problem.v_scale);
         Ok(Self { keys, values, slots, views, before, expected })
     }
+}
+
+/// A value at which encoders differ: half-way between two codes or a little beside it, around the largest value, among
+/// the subnormals, zero, infinity or NaN, of either sign.
+fn edge(format: Format, rng: &mut ChaCha8Rng) -> f32 {
+    let largest = format.max_finite() as f32;
+    let step_at_largest = largest - format.next_down(largest);
+    let around_largest = [-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0];
+    let magnitude = match below(rng, 8) {
+        0 => largest + step_at_largest * around_largest[below(rng, around_largest.len())],
+        1 => [0.0, f32::INFINITY, f32::NAN][below(rng, 3)],
+        kind => {
+            // A subnormal or a normal number, and the next one.
+            let code = if kind < 4 { below(rng, 9) } else { 8 + below(rng, 100) } as u32;
+            let wide = code << (8 * format.size_bytes() - 8);
+            let code = if format.size_bytes() == 1 { code } else { wide };
+            let (low, high) = (format.decode(code), format.next_up(format.decode(code)));
+            let middle = low + (high - low) / 2.0;
+            let beside = middle + (high - low) / 4096.0;
+            [low, middle, beside][below(rng, 3)]
+        }
+    };
+    if below(rng, 2) == 0 { magnitude } else { -magnitude }
 }
 
 /// The last rows of every request, with about every eighth skipped.

@@ -42,8 +42,11 @@ impl RequestValues {
             integers: false,
         };
         match case.data {
-            Data::Random => plain,
+            // New rows of a store are made elsewhere.
+            Data::Random | Data::Edges => plain,
             Data::Outlier => plain.with_outliers(),
+            Data::NanKey => plain.with_nan(),
+            Data::Subnormal => plain.subnormal(case),
             Data::Grid => Self::grid(case),
             Data::UniformQ0 => plain.uniform_q0(case),
             Data::HeadId => plain.head_id(case),
@@ -61,6 +64,32 @@ impl RequestValues {
                 }
             }
         }
+        self
+    }
+
+    /// NaN in the first key, which a row sees whatever it sees else.
+    fn with_nan(mut self) -> Self {
+        for (keys, values) in self.keys.iter_mut().zip(&mut self.values).filter(|(keys, _)| !keys.is_empty()) {
+            let last_head = keys.dim().1 - 1;
+            if last_head > 0 {
+                keys[[0, last_head, 0]] = f32::NAN;
+            }
+            let dim = values.dim().2.min(4) - 1;
+            values[[0, 0, dim]] = f32::NAN;
+        }
+        self
+    }
+
+    /// V of whole multiples of the format's smallest code, up to the largest subnormal one.
+    fn subnormal(mut self, case: &Case) -> Self {
+        let (smallest, most) = match case.problem.cache_format {
+            Format::E5m2 => (-16, 3),
+            _ => (-9, 7),
+        };
+        let step = 2.0_f32.powi(smallest);
+        self.values =
+            per_request(case, Stream::Values, |r| (below(r, 2 * most + 1) as f32 - most as f32) * step);
+        self.value_units = Units::Codes;
         self
     }
 

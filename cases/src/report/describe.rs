@@ -28,6 +28,13 @@ pub fn describe(verdict: &Verdict) -> Description {
             headline: what.clone(),
             details: vec!["the support manifest does not say so".to_owned()],
         },
+        Verdict::KnownFailure { was, reason, issue } => {
+            Description { headline: format!("{reason} ({was})"), details: vec![issue.clone()] }
+        }
+        Verdict::KnownFailurePasses { reason, issue } => Description {
+            headline: format!("although it is known to fail: {reason}"),
+            details: vec![format!("delete its entry from the ledger of known failures, and close {issue}")],
+        },
         Verdict::DeviceError { findings, error } => device_error(findings, error.as_deref()),
         Verdict::Crashed { signal, detail } => {
             Description { headline: signal.clone(), details: detail.lines().map(str::to_owned).collect() }

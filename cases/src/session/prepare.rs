@@ -21,6 +21,7 @@ use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{Variant, attention_job, store_job};
 use crate::problem::Op;
 use crate::run::Settings;
+use crate::support;
 
 /// What came of compiling.
 pub(super) struct Prepared {
@@ -103,7 +104,8 @@ fn needs(items: &[Item], settings: &Settings, info: &DeviceInfo) -> Needs {
     let device: DeviceRef = recorder.clone();
     let mut known: BTreeMap<String, Vec<KernelSpec>> = BTreeMap::new();
     let mut needs = Needs::new();
-    for (index, item) in items.iter().enumerate() {
+    let served = |item: &Item| support::gap(&item.case, &item.arm).is_none();
+    for (index, item) in items.iter().enumerate().filter(|(_, item)| served(item)) {
         let small = cut_down(&item.case);
         let kernels = known.entry(format!("{} {small}", item.arm)).or_insert_with(|| {
             launch(&small, &item.arm, &device);

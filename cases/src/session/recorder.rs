@@ -10,7 +10,7 @@ use kernels::device::{
 use kernels::source::KernelSpec;
 
 /// Notes kernels; every other call succeeds without effect.
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     info: DeviceInfo,
     next: AtomicU64,
     kernels: Mutex<Vec<KernelSpec>>,
