@@ -190,6 +190,10 @@ fn the_bound_term_by_term() {
     let lse = 1.0 + LN_2;
     assert_close(got.lse_bound[[0, 0]] / ((20.0 * u + 11.0 * u + u * lse) * second_order), 1.0, 1e-14);
 
+    // |v − mean| is the same for both keys, so the fast path's Cauchy–Schwarz bound is exact.
+    let fast = attend_f64_blocked(&request, &options, &model, Rows::All).expect("valid");
+    assert_close(fast.bound[[0, 0, 0]] / got.bound[[0, 0, 0]], 1.0, 1e-9);
+
     // The random-walk form: 8·sqrt(1/4 + 9/4) > 2, so the hard term stays; a softcap of 16 adds 16·2^-21 to eta;
     // on a grid the 2u of the dot product go.
     let soft = BoundModel { sign_symmetric_v: true, ..model };
@@ -228,4 +232,6 @@ fn the_bound_with_unequal_weights_and_many_keys() {
     let bound = (soft.min(1.0 / 256.0) + sums + lost) * (1.0 + 0.5_f64.powi(7));
     assert!(soft < 2.0 / 256.0, "{soft}");
     assert_close(got.bound[[0, 0, 0]] / bound, 1.0, 1e-9);
+    let fast = attend_f64_blocked(&request, &options, &model, Rows::All).expect("valid");
+    assert_close(fast.bound[[0, 0, 0]] / bound, 1.0, 1e-6);
 }
