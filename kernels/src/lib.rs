@@ -10,6 +10,7 @@ pub mod instances;
 pub mod launch;
 pub mod mma;
 mod params;
+pub mod peak;
 pub mod route;
 pub mod scalar;
 pub mod scratch;

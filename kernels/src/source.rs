@@ -41,6 +41,7 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("formats.cuh", include_str!("../cuda/formats.cuh")),
     ("mma.cu", include_str!("../cuda/mma.cu")),
     ("packed.cuh", include_str!("../cuda/packed.cuh")),
+    ("peak.cu", include_str!("../cuda/peak.cu")),
     ("scalar.cu", include_str!("../cuda/scalar.cu")),
     ("softmax.cuh", include_str!("../cuda/softmax.cuh")),
     ("store.cu", include_str!("../cuda/store.cu")),
