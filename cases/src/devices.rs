@@ -14,11 +14,19 @@ use crate::executor::DeviceSpec;
 /// # Errors
 /// [`DeviceError::Environment`] when there is no such device here, no compiler, or the kernel sources cannot be read.
 pub fn open(spec: &DeviceSpec) -> DeviceResult<DeviceRef> {
+    open_with(spec, sources()?)
+}
+
+/// Opens a device with sources other than those of this run.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(spec: &DeviceSpec, sources: SourceSet) -> DeviceResult<DeviceRef> {
     match spec.kind {
-        DeviceKind::Simt => Ok(open_simt(spec)?),
+        DeviceKind::Simt => Ok(simt_with(spec, sources)?),
         DeviceKind::Cuda => Ok(CudaDevice::new(CudaOptions {
             ordinal: 0,
-            sources: sources()?,
+            sources,
             cache_dir: cuda_cache_dir(),
             memory_limit: None,
         })?),
@@ -30,7 +38,11 @@ pub fn open(spec: &DeviceSpec) -> DeviceResult<DeviceRef> {
 /// # Errors
 /// As [`open`].
 pub fn open_simt(spec: &DeviceSpec) -> DeviceResult<Arc<SimtDevice>> {
-    let mut options = SimtOptions::new(sources()?);
+    simt_with(spec, sources()?)
+}
+
+fn simt_with(spec: &DeviceSpec, sources: SourceSet) -> DeviceResult<Arc<SimtDevice>> {
+    let mut options = SimtOptions::new(sources);
     options.mode = if spec.checked { Mode::Checked } else { Mode::Fast };
     options.schedule = spec.schedule.map_or(Schedule::Forward, Schedule::Random);
     SimtDevice::new(options)

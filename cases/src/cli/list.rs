@@ -19,7 +19,8 @@ Examples:
   attest list                        an overview
   attest list cases 'kv=e5m2'        case lines with tier, group and comment
   attest list arms                   what each arm does and what it does not serve
-  attest list devices                what can be used here, and what cannot and why";
+  attest list devices                what can be used here, and what cannot and why
+  attest list records                what has been seen on cards, and whether it is stale";
 
 /// Show what there is.
 #[derive(Debug, Args)]
@@ -38,6 +39,8 @@ enum What {
     Arms,
     /// Devices.
     Devices,
+    /// Recorded runs on cards, and whether the kernels have changed since.
+    Records,
 }
 
 impl List {
@@ -48,6 +51,7 @@ impl List {
             Some(What::Cases) => self.cases(&entries, &mut out),
             Some(What::Arms) => arms(&mut out),
             Some(What::Devices) => list_devices(&mut out),
+            Some(What::Records) => super::agreement::list_records(&mut out),
             None => overview(&entries, &mut out),
         };
         match written {
