@@ -79,6 +79,7 @@ struct Kernel {
     module: sys::CUmodule,
     function: sys::CUfunction,
     entry: String,
+    params_bytes: usize,
     max_threads: u32,
     static_shared: u32,
     shared_allowed: u32,
@@ -208,6 +209,7 @@ impl CudaDevice {
             module,
             function,
             entry: spec.entry.to_owned(),
+            params_bytes: params_bytes(function)?,
             max_threads: attribute(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             static_shared: attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             shared_allowed: attribute(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
@@ -253,8 +255,21 @@ fn describe(device: sys::CUdevice) -> DeviceResult<DeviceInfo> {
     })
 }
 
+/// Size of a kernel's one parameter struct.
+fn params_bytes(function: sys::CUfunction) -> DeviceResult<usize> {
+    let (mut offset, mut size) = (0, 0);
+    // SAFETY: the function is loaded; both pointers are valid for writes.
+    check("cuFuncGetParamInfo", unsafe { sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut size) })?;
+    Ok(size)
+}
+
 /// Checks a launch against the kernel's and the card's limits, before anything is queued.
-fn validate_launch(info: &DeviceInfo, kernel: &Kernel, config: &LaunchConfig) -> DeviceResult<()> {
+fn validate_launch(
+    info: &DeviceInfo,
+    kernel: &Kernel,
+    config: &LaunchConfig,
+    params: &[u8],
+) -> DeviceResult<()> {
     let invalid = |argument, value: String, accepted: String| {
         Err(DeviceError::InvalidArgument { call: "launch", argument, value, accepted })
     };
@@ -269,6 +284,10 @@ fn validate_launch(info: &DeviceInfo, kernel: &Kernel, config: &LaunchConfig) ->
     {
         let accepted = "x from 1 to 2147483647, y and z from 1 to 65535".to_owned();
         return invalid("grid", format!("{:?}", config.grid), accepted);
+    }
+    if params.len() != kernel.params_bytes {
+        let accepted = format!("the {} bytes of the parameters of {}", kernel.params_bytes, kernel.entry);
+        return invalid("params", format!("{} bytes", params.len()), accepted);
     }
     let allowed = info.max_shared_bytes.saturating_sub(kernel.static_shared);
     if config.shared_bytes > allowed {
@@ -410,7 +429,7 @@ impl Device for CudaDevice {
         let mut state = self.bind()?;
         let raw = state.stream("launch", stream)?.raw;
         let entry = state.kernels.get_mut(&kernel.0).ok_or_else(|| unknown("launch", "kernel", kernel.0))?;
-        validate_launch(&self.info, entry, &config)?;
+        validate_launch(&self.info, entry, &config, params)?;
         if config.shared_bytes > entry.shared_allowed {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let bytes = config.shared_bytes as i32;
@@ -502,7 +521,8 @@ impl Device for CudaDevice {
     fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
         let mut state = self.bind()?;
         let raw = state.not_capturing("begin_capture", stream)?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Relaxed: a capture concerns its own stream only. Calls that it forbids on that stream are refused by us.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is live.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(raw, mode) })?;
         if let Some(stream) = state.streams.get_mut(&stream.0) {

@@ -124,10 +124,18 @@ pub fn compile_to_cubin(
 ) -> DeviceResult<CompiledKernel> {
     let version = compiler_version()?;
     let options = options_for(spec, arch);
+    if sources.get(spec.file).is_none() {
+        return Err(DeviceError::InvalidArgument {
+            call: "load_kernel",
+            argument: "file",
+            value: spec.file.to_owned(),
+            accepted: format!("one of {}", sources.iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")),
+        });
+    }
     let files = sources.closure(spec.file).map_err(|missing| DeviceError::Compile {
         kernel: spec.label(),
         compiler: format!("NVRTC {version}"),
-        log: format!("{missing} is not among the kernel sources"),
+        log: format!("{missing} is included and not among the kernel sources"),
     })?;
     let Some(dir) = cache_dir else { return compile(&files, spec, &options, &version) };
     let key = cache_key(&files, spec, &options, &version);
