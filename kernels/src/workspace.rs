@@ -65,7 +65,12 @@ impl Workspace {
 }
 
 fn release_all(pieces: impl Iterator<Item = Scratch>) -> DeviceResult<()> {
-    pieces.map(Scratch::release).fold(Ok(()), |first, next| first.and(next))
+    let mut first = Ok(());
+    for piece in pieces {
+        let released = piece.release();
+        first = first.and(released);
+    }
+    first
 }
 
 /// Where one call takes its scratch from.
