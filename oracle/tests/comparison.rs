@@ -65,6 +65,9 @@ fn classes_are_compared(#[case] want: f64, #[case] got: f64, #[case] accepted: b
         assert_eq!(comparison.passes(), accepted, "bound {bound}: {:?}", comparison.worst);
         assert_eq!(comparison.worst_share == 0.0, accepted);
         assert_eq!(comparison.worst_share > 1.0, !accepted);
+        if !accepted && !(want.is_finite() && got.is_infinite()) {
+            assert_eq!(comparison.worst_share, INF, "no bound is wide enough");
+        }
         let lse = Array2::from_elem((1, 1), got as f32);
         assert_eq!(compare_lse(lse.view(), &reference(want, bound)).expect("valid").passes(), accepted);
     }
