@@ -1,0 +1,245 @@
+//! Which kernel serves a call, and scratch that a captured graph can rely on.
+
+#[path = "support/attention.rs"]
+mod attention;
+mod support;
+
+use attention::{Batch, Problem};
+use kernels::arm::Arm;
+use kernels::device::{DeviceError, DeviceRef};
+use kernels::error::LaunchError;
+use kernels::instances::GATE_CAPABILITIES;
+use kernels::launch::{Launched, paged_attention_with};
+use kernels::route::{Capability, Knobs, route};
+use kernels::tensor::DType;
+use kernels::validate::AttentionShape;
+use kernels::workspace::{Purpose, Workspace};
+use rstest::rstest;
+use support::{STREAM, checked};
+
+const HOPPER: Capability = GATE_CAPABILITIES[1];
+
+fn shape(kv_dtype: DType, heads: (u64, u64), head_dim: u64, query: u64) -> AttentionShape {
+    AttentionShape {
+        q_dtype: DType::Bf16,
+        kv_dtype,
+        total_q: 2 * query,
+        num_q_heads: heads.0,
+        num_kv_heads: heads.1,
+        head_dim_k: head_dim,
+        head_dim_v: head_dim,
+        num_pages: 256,
+        page_size: 16,
+        num_requests: 2,
+        block_table_width: 128,
+        max_query_len: query,
+        max_seq_len: 2048,
+        causal: true,
+        windowed: false,
+        softcap: false,
+        alibi: false,
+        sinks: false,
+        lse: false,
+        row_alignment: 16,
+        cache_alignment: 16,
+    }
+}
+
+fn entry(shape: &AttentionShape, knobs: &Knobs) -> String {
+    let found = route(shape, &HOPPER, knobs);
+    let kernel = found.mma.map_or_else(|| "scalar".to_owned(), |plan| format!("{:?}", plan.kernel));
+    format!("{} {}", found.arm, kernel.split('(').next().unwrap_or_default())
+}
+
+#[rstest]
+#[case(DType::Bf16, 1, None, "mma Decode")]
+#[case(DType::Bf16, 9, Some(9), "mma Verify")]
+#[case(DType::Bf16, 9, None, "mma Prefill")]
+#[case(DType::Bf16, 512, None, "mma Prefill")]
+#[case(DType::E4m3, 1, None, "fp8-staged-hw Decode")]
+#[case(DType::E4m3, 9, Some(9), "fp8-staged-hw Verify")]
+#[case(DType::E4m3, 512, None, "fp8-dense Prefill")]
+#[case(DType::F32, 1, None, "scalar scalar")]
+fn routes(#[case] kv: DType, #[case] query: u64, #[case] uniform: Option<u64>, #[case] want: &str) {
+    let knobs = Knobs { uniform_query_len: uniform, ..Knobs::default() };
+    assert_eq!(entry(&shape(kv, (24, 4), 256, query), &knobs), want);
+}
+
+#[test]
+fn knobs_turn_routes_off() {
+    let prefill = shape(DType::E4m3, (32, 4), 256, 512);
+    assert_eq!(entry(&prefill, &Knobs { fp8_dense: false, ..Knobs::default() }), "scalar scalar");
+    let verify = shape(DType::Bf16, (24, 4), 256, 9);
+    let off = Knobs { uniform_query_len: Some(9), verify_as_decode: false, ..Knobs::default() };
+    assert_eq!(entry(&verify, &off), "mma Prefill");
+    let before_conversion = Capability { major: 8, minor: 0, ..HOPPER };
+    let found = route(&shape(DType::E4m3, (32, 4), 256, 1), &before_conversion, &Knobs::default());
+    assert_eq!(found.arm, Arm::Fp8StagedSoft);
+}
+
+#[test]
+fn a_fallback_says_why() {
+    let why =
+        |shape: &AttentionShape, knobs: &Knobs| route(shape, &HOPPER, knobs).fallback.expect("a reason");
+    let odd = why(&shape(DType::Bf16, (8, 2), 40, 4), &Knobs::default());
+    assert!(odd.contains("mma does not support head_dim 40"), "{odd}");
+    let prefill = shape(DType::E4m3, (32, 4), 256, 512);
+    let small = why(&prefill, &Knobs { scratch_budget_bytes: 1 << 20, ..Knobs::default() });
+    // 2 requests x 2048 keys x 4 heads x 256 dims x K and V x 2 bytes.
+    assert!(
+        small.contains("16777216 bytes of dense scratch") && small.contains("at most 1048576"),
+        "{small}"
+    );
+    assert_eq!(route(&prefill, &HOPPER, &Knobs::default()).fallback, None);
+}
+
+fn run(
+    device: &DeviceRef,
+    batch: &Batch,
+    knobs: &Knobs,
+    workspace: Option<&mut Workspace>,
+) -> Result<Launched, LaunchError> {
+    paged_attention_with(device, STREAM, None, &batch.args, knobs, workspace)
+}
+
+fn count(device: &DeviceRef, entry: &str) -> u64 {
+    device.launch_counts().iter().find(|(name, _)| name == entry).map_or(0, |(_, n)| *n)
+}
+
+#[test]
+fn launch_counters_prove_which_kernels_ran() {
+    let device = checked();
+    let decode =
+        Batch::new(&device, Problem::new(DType::Bf16, DType::Bf16, (4, 2), 64).lens(&[1, 1], &[40, 9]), 1);
+    run(&device, &decode, &Knobs::default(), None).unwrap();
+    assert_eq!((count(&device, "decode_attention"), count(&device, "mma_attention")), (1, 0));
+    let mixed =
+        Batch::new(&device, Problem::new(DType::Bf16, DType::Bf16, (4, 2), 64).lens(&[3, 1], &[40, 9]), 1);
+    run(&device, &mixed, &Knobs::default(), None).unwrap();
+    assert_eq!((count(&device, "decode_attention"), count(&device, "mma_attention")), (1, 1));
+    let odd = Batch::new(&device, Problem::new(DType::Bf16, DType::Bf16, (4, 2), 40).lens(&[1], &[9]), 1);
+    let launched = run(&device, &odd, &Knobs::default(), None).unwrap();
+    assert_eq!((launched.arm, count(&device, "scalar_attention")), (Arm::Scalar, 1));
+    device.synchronize(STREAM).unwrap();
+}
+
+#[rstest]
+#[case(1)]
+#[case(2)]
+#[case(5)]
+fn a_cap_on_the_split_count_engages_and_stays_right(#[case] splits: u64) {
+    let device = checked();
+    let batch =
+        Batch::new(&device, Problem::new(DType::F16, DType::F16, (8, 2), 64).lens(&[1, 1], &[300, 77]), 1);
+    let knobs = Knobs { max_splits: splits, ..Knobs::default() };
+    let launched = run(&device, &batch, &knobs, None).unwrap();
+    assert_eq!(launched.kernels.contains(&"combine_splits"), splits > 1);
+    device.synchronize(STREAM).unwrap();
+    let (got, _) = batch.results(&device);
+    let (want, _) = batch.expected();
+    // P is rounded to f16, 2^-11, and so is the output; values average less than 1.
+    assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 2e-3), "split {splits}");
+}
+
+fn set_lengths(device: &DeviceRef, batch: &Batch, lens: &[i32]) {
+    let bytes: Vec<u8> = lens.iter().flat_map(|len| len.to_le_bytes()).collect();
+    device.copy_to_device(batch.args.seq_lens.ptr(), &bytes, STREAM).unwrap();
+}
+
+/// Bits of the output after `work`.
+fn output(device: &DeviceRef, batch: &Batch, work: impl FnOnce()) -> Vec<u8> {
+    device.memset(batch.args.out.ptr(), 0xff, batch.args.out.allocation.bytes, STREAM).unwrap();
+    work();
+    support::download(device, batch.args.out.allocation)
+}
+
+#[rstest]
+#[case(DType::Bf16, None)]
+#[case(DType::E4m3, None)]
+#[case(DType::E4m3, Some(Arm::Fp8Dense))]
+fn a_graph_replays_with_grown_lengths(#[case] kv: DType, #[case] arm: Option<Arm>) {
+    let device = checked();
+    let mut batch =
+        Batch::new(&device, Problem::new(DType::Bf16, kv, (4, 2), 64).lens(&[1, 1], &[211, 187]), 1);
+    batch.args.host = kernels::args::HostMetadata::default();
+    let knobs = Knobs { splits: Some(3), ..Knobs::default() };
+    let mut workspace = Workspace::new(&device, STREAM);
+    let call = |workspace: &mut Workspace| {
+        paged_attention_with(&device, STREAM, arm, &batch.args, &knobs, Some(workspace))
+    };
+    let grown = output(&device, &batch, || drop(call(&mut workspace).unwrap()));
+    set_lengths(&device, &batch, &[57, 89]);
+    let short = output(&device, &batch, || drop(call(&mut workspace).unwrap()));
+    assert_ne!(grown, short);
+    let used = device.pool().unwrap().used;
+
+    device.begin_capture(STREAM).unwrap();
+    call(&mut workspace).unwrap();
+    let graph = device.end_capture(STREAM).unwrap();
+    assert_eq!(device.pool().unwrap().used, used, "nothing is allocated inside a capture");
+    let replay = || output(&device, &batch, || device.launch_graph(graph, STREAM).unwrap());
+    assert_eq!(replay(), short);
+    set_lengths(&device, &batch, &[211, 187]);
+    assert_eq!(replay(), grown);
+    assert_eq!(replay(), grown);
+    device.destroy_graph(graph).unwrap();
+    workspace.release().unwrap();
+}
+
+#[test]
+fn a_first_call_inside_a_capture_is_refused_and_leaves_nothing() {
+    let device = checked();
+    let batch = Batch::new(&device, Problem::new(DType::Bf16, DType::Bf16, (4, 2), 64).lens(&[1], &[40]), 1);
+    device.synchronize(STREAM).unwrap();
+    let used = device.pool().unwrap().used;
+    let mut workspace = Workspace::new(&device, STREAM);
+    device.begin_capture(STREAM).unwrap();
+    let error = run(&device, &batch, &Knobs { splits: Some(2), ..Knobs::default() }, Some(&mut workspace))
+        .unwrap_err();
+    assert!(matches!(error, LaunchError::Device(DeviceError::Capture { call: "alloc", .. })), "{error}");
+    let graph = device.end_capture(STREAM).unwrap();
+    device.destroy_graph(graph).unwrap();
+    assert_eq!(workspace.pieces(), []);
+    assert_eq!(device.pool().unwrap().used, used);
+}
+
+#[test]
+fn a_wider_call_adds_a_piece_and_keeps_the_first() {
+    let device = checked();
+    let problem =
+        |kv: &[usize]| Problem::new(DType::Bf16, DType::Bf16, (4, 2), 64).lens(&vec![1; kv.len()], kv);
+    let (narrow, wide) =
+        (Batch::new(&device, problem(&[40]), 1), Batch::new(&device, problem(&[40, 50, 60]), 1));
+    let used = device.pool().unwrap().used;
+    let knobs = Knobs { splits: Some(2), ..Knobs::default() };
+    let mut workspace = Workspace::new(&device, STREAM);
+    for batch in [&narrow, &wide, &narrow] {
+        run(&device, batch, &knobs, Some(&mut workspace)).unwrap();
+    }
+    // 2 splits x rows x 4 heads x (64 sums and 2 of state) x 4 bytes.
+    assert_eq!(
+        workspace.pieces(),
+        [(Purpose::Partials, 2 * 4 * 66 * 4), (Purpose::Partials, 2 * 3 * 4 * 66 * 4)]
+    );
+    workspace.release().unwrap();
+    device.synchronize(STREAM).unwrap();
+    assert_eq!(device.pool().unwrap().used, used);
+}
+
+#[test]
+fn the_staged_arms_agree_bit_for_bit_and_the_dense_arm_with_them_in_prefill() {
+    let device = checked();
+    for kv in [DType::E4m3, DType::E5m2] {
+        let mut problem = Problem::new(DType::Bf16, kv, (4, 2), 80).lens(&[5, 2], &[70, 33]);
+        (problem.k_scale, problem.v_scale) = (vec![0.5], vec![2.0]);
+        let batch = Batch::new(&device, problem, 1);
+        let [soft, hard, dense] = [Arm::Fp8StagedSoft, Arm::Fp8StagedHw, Arm::Fp8Dense].map(|arm| {
+            output(&device, &batch, || {
+                paged_attention_with(&device, STREAM, Some(arm), &batch.args, &Knobs::default(), None)
+                    .unwrap();
+            })
+        });
+        assert_eq!(soft, hard, "{kv}");
+        assert_eq!(soft, dense, "{kv}: the dense values are the staged ones, tile for tile");
+    }
+}
