@@ -272,7 +272,13 @@ pub trait Device: Send + Sync {
     /// errors of the stream have been reported.
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()>;
     /// Copies `bytes` from one device address to another, in stream order.
-    fn copy_on_device(&self, dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamId) -> DeviceResult<()>;
+    fn copy_on_device(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+    ) -> DeviceResult<()>;
     /// Sets `bytes` bytes to `value`, in stream order.
     fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> DeviceResult<()>;
 
@@ -280,7 +286,13 @@ pub trait Device: Send + Sync {
     fn load_kernel(&self, spec: &KernelSpec) -> DeviceResult<KernelId>;
     /// Puts one launch on the stream. `params` are the bytes of the kernel's one parameter struct.
     /// Grid, block and shared memory are checked against the device's limits before anything is queued.
-    fn launch(&self, kernel: KernelId, config: LaunchConfig, params: &[u8], stream: StreamId) -> DeviceResult<()>;
+    fn launch(
+        &self,
+        kernel: KernelId,
+        config: LaunchConfig,
+        params: &[u8],
+        stream: StreamId,
+    ) -> DeviceResult<()>;
     /// Number of launches so far per kernel entry name, graph replays included.
     fn launch_counts(&self) -> Vec<(String, u64)>;
 

@@ -259,7 +259,9 @@ fn describe(device: sys::CUdevice) -> DeviceResult<DeviceInfo> {
 fn params_bytes(function: sys::CUfunction) -> DeviceResult<usize> {
     let (mut offset, mut size) = (0, 0);
     // SAFETY: the function is loaded; both pointers are valid for writes.
-    check("cuFuncGetParamInfo", unsafe { sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut size) })?;
+    check("cuFuncGetParamInfo", unsafe {
+        sys::cuFuncGetParamInfo(function, 0, &raw mut offset, &raw mut size)
+    })?;
     Ok(size)
 }
 

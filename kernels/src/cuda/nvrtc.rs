@@ -129,7 +129,10 @@ pub fn compile_to_cubin(
             call: "load_kernel",
             argument: "file",
             value: spec.file.to_owned(),
-            accepted: format!("one of {}", sources.iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")),
+            accepted: format!(
+                "one of {}",
+                sources.iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+            ),
         });
     }
     let files = sources.closure(spec.file).map_err(|missing| DeviceError::Compile {
