@@ -92,16 +92,22 @@ impl BoundModel {
         head: &Head,
         k_dim: usize,
         visible: &std::ops::Range<usize>,
+        position: i64,
         max_x: f64,
     ) -> RowBound {
         let tiles = self.tiles(visible);
         let dot = if self.grid_inputs { 0.0 } else { k_dim as f64 * ACCUMULATE };
         let tanh = head.softcap.map_or(0.0, |cap| cap * TANH_ERROR);
+        // slope·(j − p) and the score are added and rounded to the place of the sum; so is the sum's product with log2 e,
+        // and the maximum's. Where every key is far from the row no other term grows with the distance.
+        let distance = |j: usize| (j as i64 - position).unsigned_abs() as f64;
+        let farthest = distance(visible.start).max(distance(visible.end.saturating_sub(1)));
+        let alibi = head.slope.map_or(0.0, |slope| 3.0 * U * slope.abs() * farthest);
         RowBound {
             model: *self,
             v_scale: head.v_scale.abs(),
             per_magnitude: dot + 4.0 * U,
-            common: tanh + tiles * (U + EXP2_ERROR) + U * max_x + EXP2_ERROR,
+            common: tanh + alibi + tiles * (U + EXP2_ERROR) + U * max_x + EXP2_ERROR,
             sums: visible.len() as f64 * ACCUMULATE + (self.key_tile as f64 + tiles + 4.0) * U,
         }
     }

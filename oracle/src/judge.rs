@@ -89,7 +89,7 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
 
     // A logit of −∞ is a weight of exactly 0 and brings no error.
     let max_x = x.iter().filter(|x| x.is_finite()).fold(0.0, |max, x| f64::max(max, x.abs()));
-    let row_bound = model.row(head, problem.k_dim(), &visible, max_x);
+    let row_bound = model.row(head, problem.k_dim(), &visible, p, max_x);
     let magnitudes = k.mapv(f64::abs).dot(&q.mapv(f64::abs)) * head.sigma.abs();
     let etas = Zip::from(&magnitudes).and(&x).map_collect(|&magnitude, &x| row_bound.eta(magnitude, x));
     let weighted_etas = Zip::from(&weights)

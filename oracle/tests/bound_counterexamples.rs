@@ -92,6 +92,18 @@ fn a_wide_softcap_with_tanh_by_exp(#[values(Format::F32, Format::F16)] p_format:
     assert_accepted(judge(kernel, &inputs, &options, &model));
 }
 
+/// ALiBi adds a large number to a small one, and the score is rounded to the place of the sum. Where more rows than keys
+/// put every key far from the row, the logits hardly differ and nothing else in the bound grows with the distance.
+#[rstest]
+fn alibi_with_every_key_far_from_the_row(#[values(1.0, -1.0, 0.05)] slope: f32) {
+    let shape = Shape::new(900, 8, 1, 1, 8);
+    let mut inputs = Inputs::grid(shape, 5);
+    inputs.v = Array3::from_shape_fn((8, 1, 8), |(j, _, _)| if j % 2 == 0 { 1.0 } else { -1.0 });
+    let options = AttentionOptions { alibi_slopes: Some(vec![slope]), ..AttentionOptions::new(0.125) };
+    let kernel = flash(Format::F32, Format::F32);
+    assert_accepted(judge(kernel, &inputs, &options, &BoundModel::new(Format::F32, KEY_TILE)));
+}
+
 /// Nearly equal weights over values of mean 1.
 #[rstest]
 fn nearly_uniform_weights_over_values_of_mean_one(

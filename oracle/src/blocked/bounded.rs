@@ -105,7 +105,8 @@ impl<const N: usize> Vectorised for Bounded<'_, '_, N> {
         let bounds: [Option<RowBound>; N] = std::array::from_fn(|n| {
             let lane = self.group.lanes.get(n)?;
             let visible = &self.group.visible[n];
-            Some(self.model.row(&lane.head, self.problem.k_dim(), visible, scores.max_x[n]))
+            let position = self.problem.mask.position(lane.row);
+            Some(self.model.row(&lane.head, self.problem.k_dim(), visible, position, scores.max_x[n]))
         });
         let sums = self.sum::<FMA>(&scores, &bounds);
         let lanes = bounds.iter().flatten().enumerate();
