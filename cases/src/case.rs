@@ -5,6 +5,7 @@ mod defect;
 mod flags;
 mod line;
 mod parse;
+mod relation;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ pub use data::{Data, NeedleAt, REAL_LAYERS};
 pub use defect::Defect;
 pub use flags::Flag;
 pub use parse::ParseError;
+pub use relation::Relation;
 
 use crate::problem::Problem;
 
@@ -73,6 +75,8 @@ pub struct Case {
     pub defect: Option<Defect>,
     /// What is expected.
     pub expectation: Expectation,
+    /// A relation between runs that must hold besides.
+    pub relation: Option<Relation>,
 }
 
 impl Case {

@@ -2,12 +2,14 @@
 
 mod pages;
 mod poison;
+mod rearranged;
 pub mod recorded;
 mod store;
 mod values;
 
 pub use pages::PageMap;
 pub use poison::Poison;
+pub use rearranged::{Arrangement, Part};
 pub use store::StoreInputs;
 pub use values::head_value;
 pub(crate) use values::needle_position;
@@ -55,12 +57,16 @@ pub struct Inputs {
     pub views: CacheViews,
     /// Sink logit of each query head.
     pub sinks: Option<Vec<f32>>,
+    /// ALiBi slope of each query head.
+    pub alibi_slopes: Option<Vec<f32>>,
     /// Whether q·k is exact in f32: integers of limited size and a power-of-two scale.
     pub exact_products: bool,
     key_codes: Vec<Vec<u8>>,
     value_codes: Vec<Vec<u8>>,
     cache_format: Format,
     shares_buffer: bool,
+    /// First query row of each request.
+    query_starts: Vec<usize>,
 }
 
 impl Inputs {
@@ -101,11 +107,13 @@ impl Inputs {
             pages,
             views,
             sinks: sinks(case),
+            alibi_slopes: problem.alibi_slopes(),
             exact_products,
             key_codes,
             value_codes,
             cache_format: problem.cache_format,
             shares_buffer: problem.packing != oracle::Packing::Separate,
+            query_starts: starts(problem.query_lens.iter().copied()),
         })
     }
 
@@ -136,6 +144,11 @@ impl Inputs {
             }
         }
     }
+}
+
+/// First query row of each request.
+fn starts(lens: impl Iterator<Item = usize>) -> Vec<usize> {
+    lens.scan(0, |next, len| Some(std::mem::replace(next, *next + len))).collect()
 }
 
 /// Codes of one request's K or V, `[kv_len, num_kv_heads, dim]`, as bytes.

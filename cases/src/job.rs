@@ -10,7 +10,7 @@ use crate::case::Case;
 use crate::executor::protocol::{AttentionCall, CacheSpec, Float, ScaleSpec, StoreCall};
 use crate::executor::{Buffer, DeviceSpec, Job, Operation, TensorSpec};
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::problem::{Problem, Scale};
+use crate::problem::{Op, Problem, Scale};
 use metadata::Metadata;
 
 /// How one launch of a case differs from another.
@@ -140,6 +140,12 @@ fn encoded(values: &Array3<f32>, format: Format) -> Vec<u8> {
     format.encode_to_bytes(values.as_slice().expect("generated arrays are row-major"))
 }
 
+/// The query length that a verify case promises to the launch code.
+fn uniform_query_len(problem: &Problem) -> Option<u64> {
+    let (first, rest) = problem.query_lens.split_first()?;
+    (problem.op == Op::Verify && rest.iter().all(|len| len == first)).then_some(*first as u64)
+}
+
 /// The job of an attention case.
 #[must_use]
 pub fn attention_job(
@@ -183,9 +189,11 @@ pub fn attention_job(
         window_left: options.window_left,
         window_right: options.window_right,
         softcap: options.softcap.map(Float),
-        alibi_slopes: problem.alibi_slopes().map(|s| builder.floats("alibi_slopes", &s, returned)),
+        alibi_slopes: inputs.alibi_slopes.as_ref().map(|s| builder.floats("alibi_slopes", s, returned)),
         sinks: inputs.sinks.as_ref().map(|s| builder.floats("sinks", s, returned)),
         host_metadata: !variant.loose_metadata,
+        splits: None,
+        uniform_query_len: uniform_query_len(problem).filter(|_| !variant.loose_metadata),
     };
     let operation = Operation::Attention { arm: arm.to_owned(), call: Box::new(call) };
     let job = Job { device: device.clone(), operation, buffers: builder.buffers };

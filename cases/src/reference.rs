@@ -61,7 +61,7 @@ pub fn attention_options(case: &Case, inputs: &Inputs) -> AttentionOptions {
         window_left: options.window_left,
         window_right: options.window_right,
         softcap: options.softcap.map(f64::from),
-        alibi_slopes: problem.alibi_slopes(),
+        alibi_slopes: inputs.alibi_slopes.clone(),
         sinks: inputs.sinks.clone(),
         k_scale: problem.k_scale.values(),
         v_scale: problem.v_scale.values(),

@@ -7,10 +7,11 @@ use std::time::Duration;
 use kernels::device::DeviceKind;
 use oracle::Reference;
 
-use crate::case::{Case, Expectation};
-use crate::executor::{DeviceSpec, Executor, Job, Outcome, Reply, protocol::Status};
+use crate::case::{Case, Expectation, Relation};
+use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, Reply, protocol::Status};
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{AttentionJob, Variant, attention_job, store_job};
+use crate::metamorphic;
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
 use crate::problem::Op;
 use crate::reference::references;
@@ -127,7 +128,29 @@ impl Runner<'_> {
         Ok(Prepared { inputs, references })
     }
 
-    fn attention(&mut self, Prepared { inputs, references }: &Prepared) -> Step<Verdict> {
+    fn attention(&mut self, prepared: &Prepared) -> Step<Verdict> {
+        match self.case.relation {
+            Some(relation) => self.relation(relation, prepared),
+            None => self.plain_attention(prepared),
+        }
+    }
+
+    /// Several runs that must agree with each other; see [`metamorphic`].
+    fn relation(&mut self, relation: Relation, prepared: &Prepared) -> Step<Verdict> {
+        let (case, arm, device) = (self.case, self.arm, self.settings.plain_device());
+        let mut attend = |case: &Case, inputs: &Inputs, splits| {
+            let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
+            let mut job = attention_job(case, inputs, arm, &device, variant);
+            if let Operation::Attention { call, .. } = &mut job.job.operation {
+                call.splits = splits;
+            }
+            self.attend(&job).map(|(output, _)| output)
+        };
+        let (failures, worst_share) = metamorphic::hold(case, relation, arm, prepared, &mut attend)?;
+        Ok(if failures.is_empty() { Verdict::Pass { worst_share } } else { Verdict::Mismatch { failures } })
+    }
+
+    fn plain_attention(&mut self, Prepared { inputs, references }: &Prepared) -> Step<Verdict> {
         let device = self.settings.main_device(self.case);
         let main = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true };
         let job = attention_job(self.case, inputs, self.arm, &device, main);
@@ -270,7 +293,7 @@ impl Runner<'_> {
             other => return Err(broken(other)),
         };
         if reply.status != Status::Completed {
-            return Err(self.status(reply.status));
+            return Err(self.status(named(reply.status, job)));
         }
         let expected = job.buffers.iter().filter(|buffer| buffer.returned);
         let lengths_fit = reply.buffers.iter().map(Vec::len).eq(expected.map(|buffer| buffer.bytes.len()));
@@ -300,6 +323,22 @@ impl Runner<'_> {
             Status::Environment { message } => Verdict::Environment { message },
         }
     }
+}
+
+/// Findings with the names of the allocations they speak of, where the size tells which one it is.
+fn named(status: Status, job: &Job) -> Status {
+    let Status::Findings { mut findings } = status else { return status };
+    for finding in &mut findings {
+        for buffer in &job.buffers {
+            let size = format!("an allocation of {} bytes", buffer.bytes.len());
+            let unique = job.buffers.iter().filter(|other| other.bytes.len() == buffer.bytes.len()).count() == 1;
+            if unique && finding.message.contains(&size) {
+                finding.message = finding.message.replace(&size, &format!("{size} ({})", buffer.name));
+                break;
+            }
+        }
+    }
+    Status::Findings { findings }
 }
 
 fn ignore(_message: &str) -> Vec<Failure> {

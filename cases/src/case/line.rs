@@ -111,6 +111,9 @@ fn making(case: &Case, terms: &mut Vec<String>) {
     if let Expectation::Reject { argument } = &case.expectation {
         terms.push(format!("expect=reject:{argument}"));
     }
+    if let Some(relation) = case.relation {
+        terms.push(format!("relation={}", relation.name()));
+    }
     terms.push(format!("seed={}", case.seed));
 }
 

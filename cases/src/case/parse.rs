@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use oracle::{CacheLayout, Format, Packing, Padding};
 
-use super::{Case, Data, Defect, Expectation, Paging};
+use super::{Case, Data, Defect, Expectation, Paging, Relation};
 use crate::problem::{Op, Options, Problem, Scale, Sinks};
 
 /// Largest length, head count, dimension or seed-independent size a line may name. Larger figures are typing errors
@@ -54,9 +54,9 @@ struct Terms<'a> {
 
 const BARE: [&str; 9] =
     ["NHD", "HND", "separate", "unbind-inner", "unbind-outer", "causal", "alibi", "sinks", "nolse"];
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "kv", "pad", "win", "softcap", "sinks", "scale", "q", "slots", "kscale", "vscale", "data", "mag",
-    "shift", "paging", "bad", "expect", "seed", "h", "d",
+    "shift", "paging", "bad", "expect", "relation", "seed", "h", "d",
 ];
 
 impl FromStr for Case {
@@ -82,6 +82,7 @@ impl FromStr for Case {
                     Some(Expectation::Reject { argument })
                 })?
                 .unwrap_or_default(),
+            relation: terms.optional("relation", &Relation::accepted(), Relation::from_name)?,
         };
         consistent(&case, &terms)?;
         Ok(case)

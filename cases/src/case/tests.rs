@@ -2,7 +2,7 @@ use oracle::{CacheLayout, Format, Packing, Padding};
 use proptest::prelude::*;
 use rstest::rstest;
 
-use super::{Case, Data, Defect, Expectation, NeedleAt, Paging};
+use super::{Case, Data, Defect, Expectation, NeedleAt, Paging, Relation};
 use crate::problem::{Op, Options, Problem, Scale, Sinks};
 
 const EXAMPLE: &str =
@@ -167,6 +167,8 @@ fn case() -> impl Strategy<Value = Case> {
         Just(Data::UniformQ0),
         Just(Data::HeadId),
         Just(Data::Outlier),
+        Just(Data::NanKey),
+        Just(Data::Subnormal),
         prop_oneof![
             Just(NeedleAt::First),
             Just(NeedleAt::Last),
@@ -178,8 +180,9 @@ fn case() -> impl Strategy<Value = Case> {
     let defect = prop::option::of(prop::sample::select(Defect::ALL.to_vec()));
     let paging = prop::sample::select(Paging::ALL.to_vec());
     let reject = prop::option::of("[a-z_]{1,12}");
-    (problem(), data, number(), number(), paging, any::<u64>(), defect, reject).prop_map(
-        |(problem, data, magnitude, shift, paging, seed, defect, reject)| Case {
+    let relation = prop::option::of(prop::sample::select(Relation::ALL.to_vec()));
+    (problem(), data, number(), number(), paging, any::<u64>(), defect, (reject, relation)).prop_map(
+        |(problem, data, magnitude, shift, paging, seed, defect, (reject, relation))| Case {
             problem,
             data,
             magnitude,
@@ -188,6 +191,7 @@ fn case() -> impl Strategy<Value = Case> {
             seed,
             defect,
             expectation: reject.map_or(Expectation::Valid, |argument| Expectation::Reject { argument }),
+            relation,
         },
     )
 }

@@ -6,7 +6,8 @@ use kernels::args::{AttentionArgs, BatchMetadata, HostMetadata, PagedCache, Scal
 use kernels::arm::Arm;
 use kernels::device::{DeviceError, DevicePtr, DeviceRef, DeviceResult, StreamId};
 use kernels::error::LaunchError;
-use kernels::launch::paged_attention;
+use kernels::launch::paged_attention_with;
+use kernels::route::Knobs;
 use kernels::store::reshape_and_cache;
 use kernels::tensor::{Allocation, DeviceTensor};
 
@@ -132,8 +133,9 @@ fn launch(device: &DeviceRef, job: &Job, allocations: &[Allocation]) -> Result<(
     match &job.operation {
         Operation::Attention { arm, call } => {
             let arm: Arm = arm.parse()?;
-            paged_attention(device, StreamId::DEFAULT, arm, &attention_args(call, job, allocations))
-                .map(|_| ())
+            let args = attention_args(call, job, allocations);
+            let knobs = Knobs { splits: call.splits, uniform_query_len: call.uniform_query_len, ..Knobs::default() };
+            paged_attention_with(device, StreamId::DEFAULT, Some(arm), &args, &knobs, None).map(|_| ())
         }
         Operation::Store(call) => {
             reshape_and_cache(device, StreamId::DEFAULT, &store_args(call, job, allocations))

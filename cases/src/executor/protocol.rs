@@ -124,6 +124,10 @@ pub struct AttentionCall {
     pub sinks: Option<TensorSpec>,
     /// Whether the launch code is given host copies of block table, lengths and query starts.
     pub host_metadata: bool,
+    /// A fixed number of splits instead of the launch code's rule.
+    pub splits: Option<u64>,
+    /// The promise that every request has so many query rows.
+    pub uniform_query_len: Option<u64>,
 }
 
 /// A store call.
