@@ -103,9 +103,13 @@ files!(
     "scales",
     "magnitudes",
     "real",
+    "metamorphic",
+    "codes",
     "store",
     "invalid",
 );
+/// Cases that failed once, in the same form.
+const REGRESSIONS: (&str, &str) = ("regressions", include_str!("../regressions/generated.txt"));
 
 const MINIMUM: &str = include_str!("../catalogue/minimum.toml");
 
@@ -115,7 +119,7 @@ const MINIMUM: &str = include_str!("../catalogue/minimum.toml");
 /// The first line that cannot be read. The embedded files are read by a test, so that this cannot happen in a release.
 pub fn entries() -> Result<Vec<Entry>, CatalogueError> {
     let mut all = Vec::new();
-    for (name, text) in FILES {
+    for (name, text) in FILES.iter().chain([&REGRESSIONS]) {
         for (index, line) in text.lines().enumerate() {
             if !line.trim().is_empty() && !line.starts_with('#') {
                 all.push(entry(name, index + 1, line)?);

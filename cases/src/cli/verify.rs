@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{Failure, impostors};
+use super::generated::GeneratedOptions;
+use super::shares::ShareOptions;
+use super::{Failure, agreement, generated, impostors};
 use super::options::{
     DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, parse_time, workers,
 };
 use crate::catalogue::{self, Entry, Tier};
+use crate::events::Consumer;
 use crate::filter::Filter;
 use crate::ledger::Ledger;
 use crate::session::{Demand, Item, Session, arms_of};
@@ -30,7 +33,7 @@ pub(super) struct Verify {
     /// `flag=NAME`, `group=NAME` and `id=ID` match what `attest list cases` shows. Several filters must all match.
     filter: Vec<String>,
     #[command(flatten)]
-    device: DeviceOptions,
+    pub(super) device: DeviceOptions,
     /// Judge only this arm; may be repeated. Default: every arm.
     #[arg(long, value_name = "ARM", value_parser = parse_arm)]
     arm: Vec<String>,
@@ -42,13 +45,13 @@ pub(super) struct Verify {
     seed: u64,
     /// Cases tried at once. Default: the number of processors.
     #[arg(long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
+    pub(super) jobs: Option<NonZeroUsize>,
     /// Run the K-th of N parts.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
     /// Stop after this time. The smoke tier comes first, and its minimum must be reached.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    budget: Option<Duration>,
+    pub(super) budget: Option<Duration>,
     /// Judge the cases instead of the kernels: run kernels that are wrong in a known way, and show which check of which
     /// case catches each. One that no case catches is a failure.
     #[arg(long, conflicts_with_all = ["arm", "shard", "budget"])]
@@ -56,8 +59,18 @@ pub(super) struct Verify {
     /// Write the kill matrix to this file, as Markdown.
     #[arg(long, value_name = "FILE", requires = "impostors")]
     matrix: Option<PathBuf>,
+    /// Run every case on the card and on this device, and compare the outputs bit for bit instead of judging them.
+    #[arg(long, value_name = "DEVICE", value_parser = ["simt"], conflicts_with = "impostors")]
+    against: Option<String>,
+    /// Write what each arm did on the card; with --against, add how far its bits agree to an existing record.
+    #[arg(long, value_name = "FILE", conflicts_with = "impostors")]
+    record: Option<PathBuf>,
     #[command(flatten)]
-    output: OutputOptions,
+    pub(super) generated: GeneratedOptions,
+    #[command(flatten)]
+    shares: ShareOptions,
+    #[command(flatten)]
+    pub(super) output: OutputOptions,
 }
 
 /// The K-th of N parts.
@@ -84,6 +97,9 @@ impl Verify {
         if self.impostors {
             return impostors::run(self.entries()?, self.filter.is_empty(), self.matrix.as_deref());
         }
+        if self.generated.is_chosen() {
+            return generated::run(self);
+        }
         let items = self.items()?;
         if items.is_empty() {
             anstream::eprintln!("error: no case matches{}", self.filters_in_words());
@@ -100,6 +116,17 @@ impl Verify {
                 return Err(failure);
             }
         };
+        if self.against.is_some() {
+            let jobs = self.jobs.map_or_else(processors, NonZeroUsize::get);
+            let limit = self.device.settings(chosen.kind, None).limit;
+            return agreement::run(&items, chosen.kind, &executor, (jobs, limit), self.record.as_deref());
+        }
+        if let Some(path) = &self.record {
+            consumers.consumers.push(agreement::recorder(path, chosen.kind)?);
+        }
+        let meter = self.shares.meter();
+        consumers.consumers.extend(meter.clone().map(|meter| Box::new(meter) as Box<dyn Consumer>));
+        let run = format!("{}-{}", generated::name(chosen.kind), self.tier.name());
         let session = Session {
             settings: self.device.settings(chosen.kind, None),
             device_detail: chosen.detail,
@@ -111,7 +138,8 @@ impl Verify {
             known_failures: Ledger::committed(),
             interrupted,
         };
-        Ok(session.run(&items, &executor, &mut consumers)?.exit_code)
+        let code = session.run(&items, &executor, &mut consumers)?.exit_code;
+        self.shares.settle(meter.as_ref(), &run, code)
     }
 
     fn arms(&self) -> Vec<String> {
