@@ -224,6 +224,16 @@ mod tests {
     }
 
     #[test]
+    fn exp_below_the_normal_range_is_zero() {
+        for got in both_ways((0..1000).map(|i| -708.5 - f64::from(i) * 0.37).collect()) {
+            assert!(got.iter().all(|&x| x == 0.0));
+        }
+        for got in both_ways((0..1000).map(|i| -87.4 - i as f32 * 0.37).collect()) {
+            assert!(got.iter().all(|&x| x == 0.0));
+        }
+    }
+
+    #[test]
     fn accumulate_is_a_matrix_product() {
         let a: Vec<[f64; PANEL]> = (0..9).map(|k| std::array::from_fn(|i| (k * 7 + i) as f64)).collect();
         let b: Vec<[f64; 8]> =
