@@ -1,7 +1,7 @@
 //! Everything that can be asked of one device: sweeps of all operations, the founding cases and the proof that they would
 //! notice, guards dropped in odd places, exhaustion, and what takes a process of its own.
 
-use std::cell::OnceCell;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,15 +35,21 @@ pub struct Surroundings<'a> {
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// One arm only, or all and what belongs to none.
-    pub arm: Option<Arm>,
+    /// These arms only (`store` is one of them), or all, and then also what belongs to none.
+    pub arms: Vec<String>,
     /// Once, persistently, or both.
     pub repeats: Vec<Repeat>,
 }
 
 impl Default for Selection {
     fn default() -> Self {
-        Self { arm: None, repeats: vec![Repeat::Once, Repeat::Persistent] }
+        Self { arms: Vec::new(), repeats: vec![Repeat::Once, Repeat::Persistent] }
+    }
+}
+
+impl Selection {
+    fn names(&self, arm: Option<&str>) -> bool {
+        self.arms.is_empty() || arm.is_some_and(|arm| self.arms.iter().any(|name| name == arm))
     }
 }
 
@@ -76,7 +82,7 @@ pub struct Line {
     /// What was done.
     pub name: String,
     /// The arm that it exercises; `None` if it belongs to none.
-    pub arm: Option<Arm>,
+    pub arm: Option<String>,
     /// Device calls of a clean run.
     pub calls: u64,
     /// Runs in which a fault fired.
@@ -99,7 +105,7 @@ type Shared = Arc<FaultyDevice<dyn Device>>;
 struct Campaign<'a> {
     surroundings: &'a Surroundings<'a>,
     selection: &'a Selection,
-    device: OnceCell<Shared>,
+    device: Shared,
 }
 
 /// What one line found, before it is written down.
@@ -140,63 +146,89 @@ fn ceiling(kind: DeviceKind) -> u64 {
 /// Operations that are run into a full pool: one with scratch and table, one with partial sums.
 const EXHAUSTED: [&str; 2] = ["fp8-dense prefill", "split-KV decode"];
 
-/// Runs all that the selection names and hands over each line as it is known.
+/// Runs all that the selection names and hands over each line as it is known, until `on_line` breaks off.
 ///
 /// # Errors
 /// When the device cannot be opened.
 pub fn run(
     surroundings: &Surroundings<'_>,
     selection: &Selection,
-    mut on_line: impl FnMut(&Line),
+    mut on_line: impl FnMut(&Line) -> ControlFlow<()>,
 ) -> DeviceResult<Vec<Line>> {
     let inner = (surroundings.open)(surroundings.sources.clone(), None)?;
     let kind = inner.info().kind;
-    let campaign = Campaign { surroundings, selection, device: OnceCell::from(FaultyDevice::new(inner)) };
+    let campaign = Campaign { surroundings, selection, device: FaultyDevice::new(inner) };
     let mut lines = Vec::new();
-    let mut say = |line: Line| {
-        on_line(&line);
+    for task in tasks().into_iter().filter(|task| selection.names(task.arm())) {
+        let line = campaign.line(task, kind);
+        let flow = on_line(&line);
         lines.push(line);
-    };
-    for operation in Operation::ALL.iter().filter(|operation| campaign.selects(operation.arm)) {
-        say(campaign.line(operation.name.to_owned(), operation.arm, |this| this.sweep(operation, false)));
-        let name = format!("{}, frees failing too", operation.name);
-        say(campaign.line(name, operation.arm, |this| this.sweep(operation, true)));
-    }
-    for case in Founding::ALL.into_iter().filter(|_| campaign.selects(Some(Arm::Fp8Dense))) {
-        say(campaign.line(case.name().to_owned(), Some(Arm::Fp8Dense), |this| this.founding(case)));
-        let name = format!("{}, frees disabled: noticed", case.name());
-        say(campaign.line(name, Some(Arm::Fp8Dense), |this| this.canary(case)));
-    }
-    for operation in Operation::ALL.iter().filter(|o| EXHAUSTED.contains(&o.name) && campaign.selects(o.arm))
-    {
-        let name = format!("{} in a full pool", operation.name);
-        say(campaign.line(name, operation.arm, |this| this.exhaustion(operation, ceiling(kind))));
-    }
-    for place in DropPlace::ALL.into_iter().filter(|_| campaign.selects(None)) {
-        say(campaign.line(place.name().to_owned(), None, |this| this.drops(place)));
-    }
-    if campaign.selects(None) {
-        say(campaign.line("guards left to process exit".to_owned(), None, Campaign::process_exit));
-        say(campaign
-            .line("a trapping kernel, then a fresh process".to_owned(), None, |this| this.sticky(kind)));
+        if flow.is_break() {
+            break;
+        }
     }
     Ok(lines)
 }
 
-impl Campaign<'_> {
-    /// What belongs to no arm runs only when no arm was named.
-    fn selects(&self, arm: Option<Arm>) -> bool {
-        self.selection.arm.is_none() || self.selection.arm == arm
+/// Number of lines that a selection has.
+#[must_use]
+pub fn planned(selection: &Selection) -> usize {
+    tasks().iter().filter(|task| selection.names(task.arm())).count()
+}
+
+/// One line's work.
+#[derive(Clone, Copy)]
+enum Task {
+    Sweep { operation: &'static Operation, fail_frees: bool },
+    Founding(Founding),
+    Canary(Founding),
+    Exhaustion(&'static Operation),
+    Drop(DropPlace),
+    ProcessExit,
+    Sticky,
+}
+
+fn tasks() -> Vec<Task> {
+    let sweeps = Operation::ALL
+        .iter()
+        .flat_map(|operation| [false, true].map(|fail_frees| Task::Sweep { operation, fail_frees }));
+    let founding = Founding::ALL.into_iter().flat_map(|case| [Task::Founding(case), Task::Canary(case)]);
+    let exhausted = Operation::ALL.iter().filter(|operation| EXHAUSTED.contains(&operation.name));
+    sweeps
+        .chain(founding)
+        .chain(exhausted.map(Task::Exhaustion))
+        .chain(DropPlace::ALL.map(Task::Drop))
+        .chain([Task::ProcessExit, Task::Sticky])
+        .collect()
+}
+
+impl Task {
+    fn name(self) -> String {
+        match self {
+            Self::Sweep { operation, fail_frees: false } => operation.name.to_owned(),
+            Self::Sweep { operation, fail_frees: true } => format!("{}, frees failing too", operation.name),
+            Self::Founding(case) => case.name().to_owned(),
+            Self::Canary(case) => format!("{}, frees disabled: noticed", case.name()),
+            Self::Exhaustion(operation) => format!("{} in a full pool", operation.name),
+            Self::Drop(place) => place.name().to_owned(),
+            Self::ProcessExit => "guards left to process exit".to_owned(),
+            Self::Sticky => "a trapping kernel, then a fresh process".to_owned(),
+        }
     }
 
-    fn line(
-        &self,
-        name: String,
-        arm: Option<Arm>,
-        work: impl FnOnce(&Self) -> Result<Finding, Obstacle>,
-    ) -> Line {
+    fn arm(self) -> Option<&'static str> {
+        match self {
+            Self::Sweep { operation, .. } | Self::Exhaustion(operation) => Some(operation.arm_name()),
+            Self::Founding(_) | Self::Canary(_) => Some(Arm::Fp8Dense.name()),
+            Self::Drop(_) | Self::ProcessExit | Self::Sticky => None,
+        }
+    }
+}
+
+impl Campaign<'_> {
+    fn line(&self, task: Task, kind: DeviceKind) -> Line {
         let start = Instant::now();
-        let (finding, verdict) = match work(self) {
+        let (finding, verdict) = match self.perform(task, kind) {
             Ok(finding) if finding.details.is_empty() => (finding, Verdict::Passed),
             Ok(mut finding) => {
                 let details = std::mem::take(&mut finding.details);
@@ -207,15 +239,24 @@ impl Campaign<'_> {
         };
         let Finding { calls, fired, contained, remark, steps, .. } = finding;
         let seconds = start.elapsed().as_secs_f64();
+        let (name, arm) = (task.name(), task.arm().map(str::to_owned));
         Line { name, arm, calls, fired, contained, verdict, remark, seconds, steps }
     }
 
-    fn device(&self) -> &Shared {
-        self.device.get().expect("set when the campaign begins")
+    fn perform(&self, task: Task, kind: DeviceKind) -> Result<Finding, Obstacle> {
+        match task {
+            Task::Sweep { operation, fail_frees } => self.sweep(operation, fail_frees),
+            Task::Founding(case) => self.founding(case),
+            Task::Canary(case) => self.canary(case),
+            Task::Exhaustion(operation) => self.exhaustion(operation, ceiling(kind)),
+            Task::Drop(place) => self.drops(place),
+            Task::ProcessExit => self.process_exit(),
+            Task::Sticky => self.sticky(kind),
+        }
     }
 
     fn sweep(&self, operation: &Operation, fail_frees: bool) -> Result<Finding, Obstacle> {
-        let device = self.device();
+        let device = &self.device;
         let mut run = prepare(operation, device)?;
         let options =
             SweepOptions { repeats: self.selection.repeats.clone(), fail_frees, ..SweepOptions::default() };
@@ -223,12 +264,12 @@ impl Campaign<'_> {
     }
 
     fn founding(&self, case: Founding) -> Result<Finding, Obstacle> {
-        Finding::of_step(case.check(self.device())?)
+        Finding::of_step(case.check(&self.device)?)
     }
 
     /// Passes if the check fails: with frees disabled it must name the bytes.
     fn canary(&self, case: Founding) -> Result<Finding, Obstacle> {
-        let step = case.check_without_frees(self.device())?;
+        let step = case.check_without_frees(&self.device)?;
         let Some(step) = step else { return Err(Obstacle::NoVerdict("the fault did not fire".to_owned())) };
         let leak = step.outcomes.iter().find(|outcome| matches!(outcome, Outcome::LeakedBytes { .. }));
         let remark = leak.map(ToString::to_string);
@@ -249,7 +290,7 @@ impl Campaign<'_> {
     }
 
     fn drops(&self, place: DropPlace) -> Result<Finding, Obstacle> {
-        Ok(Finding::of_outcomes(&place.check(self.device())?))
+        Ok(Finding::of_outcomes(&place.check(&self.device)?))
     }
 
     fn process_exit(&self) -> Result<Finding, Obstacle> {

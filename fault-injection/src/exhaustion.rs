@@ -8,9 +8,12 @@ use kernels::scratch::Scratch;
 use serde::{Deserialize, Serialize};
 
 use crate::faulty::FaultyDevice;
-use crate::operations::Operation;
+use crate::operations::{Operation, Run};
 use crate::outcome::Outcome;
 use crate::trial::{Books, SweepError, chain, or_contained};
+
+/// Others take the pool in pieces of this part of it.
+const PIECES: u64 = 64;
 
 /// What a full pool did to an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +30,7 @@ pub struct Exhaustion {
 /// succeeds, and judges its failure with one byte more.
 ///
 /// # Errors
-/// When the operation fails in an empty pool, or for another reason than memory, or never runs out of it.
+/// When the operation fails in an empty pool or for another reason than memory, or does not run out of it.
 pub fn just_below<D: Device + ?Sized + 'static>(
     device: &Arc<FaultyDevice<D>>,
     limit: u64,
@@ -42,25 +45,15 @@ pub fn just_below<D: Device + ?Sized + 'static>(
     let (mut fits, mut fails) = (0, limit);
     while fails - fits > 1 {
         let middle = fits + (fails - fits) / 2;
-        match beside(&handle, middle, &mut run) {
-            Ok(_) => fits = middle,
-            Err(LaunchError::Device(DeviceError::OutOfMemory { .. })) => fails = middle,
-            Err(other) => return Err(failed(other)),
+        match beside(&handle, (middle, limit), &mut run).map_err(failed)? {
+            Beside::Succeeded => fits = middle,
+            Beside::NoRoom | Beside::OutOfMemory(_) => fails = middle,
         }
     }
-    let mut outcomes = Vec::new();
-    let reported = match beside(&handle, fails, &mut run) {
-        Ok(_) => {
-            outcomes.push(Outcome::Swallowed);
-            String::new()
-        }
-        Err(error) => {
-            if !matches!(error, LaunchError::Device(DeviceError::OutOfMemory { .. })) {
-                outcomes.push(Outcome::Masked { reported: chain(&error) });
-            }
-            chain(&error)
-        }
+    let Beside::OutOfMemory(reported) = beside(&handle, (fails, limit), &mut run).map_err(failed)? else {
+        return Err(SweepError::NeverExhausted { limit });
     };
+    let mut outcomes = Vec::new();
     let trace = device.settle();
     outcomes.extend(books.compare(device)?);
     if !trace.misuses.is_empty() {
@@ -79,13 +72,36 @@ pub fn just_below<D: Device + ?Sized + 'static>(
     Ok(Exhaustion { fits_beside: fits, reported, outcomes: or_contained(outcomes) })
 }
 
-/// Runs beside an allocation of so many bytes.
-fn beside(device: &DeviceRef, bytes: u64, run: &mut crate::operations::Run) -> Result<Vec<u8>, LaunchError> {
-    let _others = Scratch::new(device, bytes, StreamId::DEFAULT)?;
+/// How a run beside other allocations ended.
+enum Beside {
+    Succeeded,
+    /// The others alone did not fit.
+    NoRoom,
+    /// The operation ran out of memory; what it said.
+    OutOfMemory(String),
+}
+
+/// Runs beside allocations of so many bytes in all: small ones, which leave a pool no hole that they would have filled.
+fn beside(device: &DeviceRef, (bytes, limit): (u64, u64), run: &mut Run) -> Result<Beside, LaunchError> {
+    let piece = (limit / PIECES).max(1);
+    let mut others = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        match Scratch::new(device, left.min(piece), StreamId::DEFAULT) {
+            Ok(scratch) => others.push(scratch),
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(Beside::NoRoom),
+            Err(other) => return Err(other.into()),
+        }
+        left -= left.min(piece);
+    }
     let result = run(device);
     // Frees are exact once the stream has passed them.
-    let waited = device.synchronize(StreamId::DEFAULT);
-    let bytes = result?;
-    waited?;
-    Ok(bytes)
+    device.synchronize(StreamId::DEFAULT)?;
+    match result {
+        Ok(_) => Ok(Beside::Succeeded),
+        Err(error @ LaunchError::Device(DeviceError::OutOfMemory { .. })) => {
+            Ok(Beside::OutOfMemory(chain(&error)))
+        }
+        Err(other) => Err(other),
+    }
 }

@@ -159,6 +159,15 @@ impl<D: Device + ?Sized> FaultyDevice<D> {
         trace
     }
 
+    /// Waits for every stream that is not recording, past the plan.
+    pub(crate) fn drain(&self) -> DeviceResult<()> {
+        let streams = {
+            let ledger = &self.lock().ledger;
+            ledger.stream_ids().into_iter().filter(|stream| !ledger.is_capturing(*stream)).collect::<Vec<_>>()
+        };
+        streams.into_iter().try_for_each(|stream| self.inner.synchronize(stream))
+    }
+
     /// Gives back whatever is live now and was not in `before`, so that one leak is reported once.
     pub(crate) fn reclaim(&self, before: &Snapshot) {
         let leftovers = self.lock().ledger.leftovers(before);
@@ -183,10 +192,7 @@ impl<D: Device + ?Sized> FaultyDevice<D> {
         for stream in leftovers.streams {
             let _ = self.destroy_stream(stream);
         }
-        let streams = self.lock().ledger.stream_ids();
-        for stream in streams {
-            let _ = self.inner.synchronize(stream);
-        }
+        let _ = self.drain();
     }
 }
 

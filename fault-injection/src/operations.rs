@@ -50,6 +50,12 @@ impl Operation {
         Self { name, arm, prepare }
     }
 
+    /// The arm's name, or `store`.
+    #[must_use]
+    pub fn arm_name(&self) -> &'static str {
+        self.arm.map_or("store", Arm::name)
+    }
+
     /// Uploads the inputs and waits until they are there.
     ///
     /// # Errors

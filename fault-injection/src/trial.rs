@@ -37,8 +37,14 @@ pub enum SweepError {
         message: String,
     },
     /// The device cannot say how many bytes of its pool are in use.
-    #[error("the pool cannot be read")]
+    #[error("the pool cannot be read: {0}")]
     Pool(#[source] DeviceError),
+    /// The pool could not be filled so that the operation fails.
+    #[error("a pool of {limit} bytes is full before the operation runs out of memory")]
+    NeverExhausted {
+        /// Ceiling of the pool.
+        limit: u64,
+    },
 }
 
 /// What was live at one moment, in the ledger and in the pool.
@@ -48,8 +54,9 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// The books as they stand.
+    /// The books as they stand, once frees that are still on their way have arrived.
     pub fn open<D: Device + ?Sized>(device: &FaultyDevice<D>) -> Result<Self, SweepError> {
+        device.drain().map_err(SweepError::Pool)?;
         Ok(Self { snapshot: device.snapshot(), pool_bytes: pool_bytes(device)? })
     }
 

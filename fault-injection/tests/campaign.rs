@@ -1,5 +1,6 @@
 //! The whole report for one arm, and a pool that is really full.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use fault_injection::campaign::{self, Selection, Surroundings, Verdict};
@@ -51,9 +52,13 @@ fn a_pool_one_byte_too_small_is_reported_and_harmless(#[case] name: &str) {
 
 #[test]
 fn the_report_of_one_arm_has_its_sweeps_and_nothing_else() {
-    let selection = Selection { arm: Some(Arm::Mma), repeats: vec![Repeat::Once] };
+    let selection = Selection { arms: vec![Arm::Mma.name().to_owned()], repeats: vec![Repeat::Once] };
     let mut seen = Vec::new();
-    let lines = campaign::run(&surroundings(), &selection, |line| seen.push(line.name.clone())).unwrap();
+    let lines = campaign::run(&surroundings(), &selection, |line| {
+        seen.push(line.name.clone());
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     let names: Vec<_> = lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(
         names,
@@ -66,6 +71,7 @@ fn the_report_of_one_arm_has_its_sweeps_and_nothing_else() {
         ]
     );
     assert_eq!(seen, names);
+    assert_eq!(campaign::planned(&selection), names.len());
     for line in &lines {
         assert_eq!(line.verdict, Verdict::Passed, "{}", line.name);
         assert!(line.fired > 0 && line.fired == line.contained);
@@ -76,12 +82,20 @@ fn the_report_of_one_arm_has_its_sweeps_and_nothing_else() {
 }
 
 #[test]
+fn a_report_can_be_broken_off() {
+    let selection = Selection { arms: vec!["store".to_owned()], ..Selection::default() };
+    let lines = campaign::run(&surroundings(), &selection, |_| ControlFlow::Break(())).unwrap();
+    assert_eq!(lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>(), ["store"]);
+    assert_eq!(campaign::planned(&selection), 2);
+}
+
+#[test]
 fn a_device_that_cannot_be_opened_is_an_error() {
     let closed = |_: SourceSet, _: Option<u64>| -> DeviceResult<DeviceRef> {
         Err(kernels::device::DeviceError::Environment("no device".to_owned()))
     };
     let surroundings = Surroundings { open: &closed, ..surroundings() };
-    assert!(campaign::run(&surroundings, &Selection::default(), |_| {}).is_err());
+    assert!(campaign::run(&surroundings, &Selection::default(), |_| ControlFlow::Continue(())).is_err());
 }
 
 #[test]
