@@ -1,5 +1,6 @@
 //! The command line of `attest`.
 
+mod faults;
 mod list;
 mod options;
 mod replay;
@@ -65,6 +66,9 @@ enum Command {
     /// Judge one case, given as a line.
     #[command(after_help = replay::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", replay::EXAMPLES))]
     Replay(replay::Replay),
+    /// Make every device call fail in turn and check that nothing is left behind.
+    #[command(after_help = faults::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", faults::EXAMPLES))]
+    Faults(faults::Faults),
     /// Run jobs from standard input: how the other commands run kernels apart from the judgement.
     #[command(hide = true)]
     Worker,
@@ -107,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Verify(verify) => verify.run(),
         Command::List(list) => list.run(),
         Command::Replay(replay) => replay.run(),
+        Command::Faults(faults) => faults.run(),
         Command::Worker => worker(),
     };
     match result {
