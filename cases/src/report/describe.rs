@@ -53,19 +53,37 @@ fn line(headline: String) -> Description {
     Description { headline, details: Vec::new() }
 }
 
+/// Findings that are shown; a report file has all.
+const SHOWN_FINDINGS: usize = 5;
+
+/// Rank of a finding among others: a race or a stray access is the cause, uninitialised reads are often its consequence.
+fn rank(kind: FindingKind) -> u8 {
+    match kind {
+        FindingKind::SharedRace | FindingKind::GlobalRace => 0,
+        FindingKind::OutOfBounds | FindingKind::UseAfterFree | FindingKind::Misaligned | FindingKind::Canary => 1,
+        FindingKind::Divergence | FindingKind::Deadlock => 2,
+        FindingKind::Uninitialised => 3,
+    }
+}
+
 fn device_error(findings: &[Finding], error: Option<&str>) -> Description {
     let mut description = Description::default();
+    let mut findings: Vec<&Finding> = findings.iter().collect();
+    findings.sort_by_key(|finding| rank(finding.kind));
     if let Some(first) = findings.first() {
         description.headline = match findings.len() {
             1 => finding_word(first.kind).to_owned(),
             n => format!("{} and {} more", finding_word(first.kind), n - 1),
         };
     }
-    for finding in findings {
+    for finding in findings.iter().take(SHOWN_FINDINGS) {
         let times = if finding.count > 1 { format!(" ({} times)", finding.count) } else { String::new() };
         description.details.push(format!("{}: {}{times}", finding_word(finding.kind), finding.message));
         description.details.extend(finding.site.iter().map(|site| format!("  at {site}")));
         description.details.extend(finding.other_site.iter().map(|site| format!("  and {site}")));
+    }
+    if findings.len() > SHOWN_FINDINGS {
+        description.details.push(format!("… and {} more places", findings.len() - SHOWN_FINDINGS));
     }
     if let Some(error) = error {
         let mut lines = error.lines();
