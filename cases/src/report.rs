@@ -3,6 +3,7 @@
 pub mod describe;
 mod json;
 mod junit;
+mod record;
 mod terminal;
 
 use std::io;
@@ -11,7 +12,8 @@ use std::str::FromStr;
 
 pub use json::JsonReport;
 pub use junit::JunitReport;
-pub use terminal::{Terminal, Verbosity};
+pub use record::{ArmRecord, CardRecord, CardRecorder, source_hash};
+pub use terminal::{Terminal, Verbosity, write_judged};
 
 use crate::events::{Consumer, Event};
 

@@ -11,6 +11,7 @@ use kernels::arm::Arm;
 use kernels::device::DeviceKind;
 
 use super::Failure;
+use crate::case::{Case, ParseError};
 use crate::devices;
 use crate::events::Consumer;
 use crate::executor::{DeviceSpec, Executor, Worker};
@@ -181,6 +182,14 @@ pub(super) fn parse_arm(text: &str) -> Result<String, String> {
     } else {
         Err(format!("accepted: {}", names.join(", ")))
     }
+}
+
+/// A case line from the command line; an error points at the column.
+pub(super) fn parse_case(line: &str) -> Result<Case, Failure> {
+    line.parse().map_err(|error: ParseError| {
+        let pointer = " ".repeat(error.column.saturating_sub(1));
+        Failure::usage(format!("{error}\n  {line}\n  {pointer}^"))
+    })
 }
 
 /// `90s`, `2m`, `1h`, `500ms`, or seconds.

@@ -4,9 +4,8 @@ use clap::Args;
 
 use super::Failure;
 use super::options::{
-    DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, workers,
+    DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, parse_case, workers,
 };
-use crate::case::Case;
 use crate::ledger::Ledger;
 use crate::session::{Demand, Item, Session, arms_of};
 
@@ -34,10 +33,7 @@ pub(super) struct Replay {
 
 impl Replay {
     pub fn run(self) -> Result<u8, Failure> {
-        let case: Case = self.line.parse().map_err(|error: crate::case::ParseError| {
-            let pointer = " ".repeat(error.column.saturating_sub(1));
-            Failure::usage(format!("{error}\n  {}\n  {pointer}^", self.line))
-        })?;
+        let case = parse_case(&self.line)?;
         let arms = if self.arm.is_empty() { arm_names() } else { self.arm.clone() };
         let item = |arm: &String| Item {
             case: case.clone(),

@@ -61,7 +61,7 @@ impl Terminal {
     /// Runs `write` with the bar out of the way.
     fn print(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         let mut stdout = anstream::stdout().lock();
-        let mut go = || -> io::Result<()> {
+        let go = || -> io::Result<()> {
             write(&mut stdout)?;
             stdout.flush()
         };
@@ -154,7 +154,11 @@ fn bar() -> ProgressBar {
     bar
 }
 
-fn write_judged(out: &mut dyn Write, judged: &Judged) -> io::Result<()> {
+/// Writes a verdict as a person reads it: what is wrong, where, by how much, and how to run it again.
+///
+/// # Errors
+/// As the stream has them.
+pub fn write_judged(out: &mut dyn Write, judged: &Judged) -> io::Result<()> {
     let description = describe(&judged.verdict);
     let style = match judged.class {
         Class::Passed => GREEN,
