@@ -293,8 +293,9 @@ mod tests {
             let Generated { case, arm } = generate(seed);
             let line = case.to_string();
             assert_eq!(line.parse::<Case>().as_ref(), Ok(&case), "{line}");
+            // A store reads no keys: its pairs cost nothing. A verify keeps its rows, so it cannot be cut at will.
             let work = case.problem.pairs() * case.problem.head_dim.max(case.problem.head_dim_v);
-            assert!(work <= 3 * WORK, "{line}: {work}");
+            assert!(case.problem.op == Op::Store || work <= 16 * WORK, "{line}: {work}");
             assert_eq!(support::gap(&case, &arm), None, "{arm}: {line}");
         }
     }
