@@ -109,7 +109,10 @@ impl RequestValues {
             let (_, k) = shift_factors(f32::MAX);
             keys.iter_mut().for_each(|keys| keys.index_axis_mut(Axis(2), 0).fill(k));
         }
-        let exact = query.iter().all(|q| problem.query_format.round(f64::from(*q)) == f64::from(*q));
+        // What counts is what the device reads: a rounded shift is another whole number.
+        let power = case.magnitude.to_bits() & 0x007f_ffff == 0;
+        let unit = if power { f64::from(case.magnitude).min(1.0) } else { 1.0 };
+        let exact = query.iter().all(|q| (problem.query_format.round(f64::from(*q)) / unit).fract() == 0.0);
         let values = per_request(case, Stream::Values, normal);
         Self { query, keys, values, key_units: Units::Codes, value_units: Units::Stored, integers: exact }
     }

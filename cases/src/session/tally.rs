@@ -133,3 +133,95 @@ impl Tally {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn judged(arm: &str, verdict: Verdict) -> Judged {
+        Judged {
+            id: String::new(),
+            line: String::new(),
+            group: String::new(),
+            flags: Vec::new(),
+            comment: String::new(),
+            arm: arm.to_owned(),
+            device: "simt".to_owned(),
+            checked: false,
+            class: verdict.class(),
+            verdict,
+            seconds: 0.0,
+            replay: String::new(),
+        }
+    }
+
+    fn pass() -> Verdict {
+        Verdict::Pass { worst_share: 0.5 }
+    }
+
+    fn fail() -> Verdict {
+        Verdict::TimedOut { limit_ms: 1 }
+    }
+
+    fn skip(declared: bool) -> Verdict {
+        Verdict::Unsupported { what: "it".to_owned(), declared }
+    }
+
+    fn no_verdict() -> Verdict {
+        Verdict::Environment { message: "device lost".to_owned() }
+    }
+
+    #[rstest]
+    #[case::all_pass(vec![pass(), pass()], 0)]
+    #[case::declared_skip(vec![pass(), skip(true)], 0)]
+    #[case::undeclared_skip(vec![pass(), skip(false)], 4)]
+    #[case::only_skips(vec![skip(true)], 4)]
+    #[case::nothing(vec![], 4)]
+    #[case::no_verdict_wins_over_skip(vec![pass(), skip(false), no_verdict()], 3)]
+    #[case::failure_wins_over_all(vec![fail(), skip(false), no_verdict()], 1)]
+    fn the_gravest_kind_decides_the_exit_code(#[case] verdicts: Vec<Verdict>, #[case] code: u8) {
+        let mut tally = Tally::new(verdicts.len());
+        let planned = verdicts.len();
+        verdicts.into_iter().for_each(|verdict| tally.add(&judged("scalar", verdict)));
+        let finished = tally.finish(&Demand::default(), Duration::ZERO);
+        assert_eq!(finished.exit_code, code);
+        assert_eq!(finished.passed + finished.failed + finished.skipped, planned);
+    }
+
+    #[test]
+    fn fewer_cases_than_the_minimum_of_any_arm_are_not_enough() {
+        let finish = |mma: usize| {
+            let mut tally = Tally::new(3 + mma);
+            (0..3).for_each(|_| tally.add(&judged("scalar", pass())));
+            (0..mma).for_each(|_| tally.add(&judged("mma", pass())));
+            let minimum = vec![("scalar".to_owned(), 3), ("mma".to_owned(), 2)];
+            tally.finish(&Demand { minimum, source: "the test".to_owned() }, Duration::ZERO)
+        };
+        assert_eq!(finish(2).exit_code, 0);
+        let short = finish(1);
+        assert_eq!(short.exit_code, 4);
+        assert_eq!(short.shortfalls, ["1 cases were judged on mma; the test demands 2"]);
+    }
+
+    #[test]
+    fn what_was_not_reached_is_skipped_for_the_first_reason() {
+        let mut tally = Tally::new(10);
+        tally.add(&judged("scalar", pass()));
+        tally.stop("interrupted");
+        tally.stop("the time budget was spent");
+        let finished = tally.finish(&Demand::default(), Duration::ZERO);
+        assert_eq!((finished.passed, finished.skipped), (1, 9));
+        assert_eq!(finished.skips, [Skipped { reason: "interrupted".to_owned(), cases: 9 }]);
+    }
+
+    #[test]
+    fn failing_surroundings_are_no_verdict() {
+        let mut tally = Tally::new(5);
+        tally.abort("no compiler\nlong log");
+        let finished = tally.finish(&Demand::default(), Duration::ZERO);
+        assert_eq!((finished.exit_code, finished.skipped), (3, 5));
+        assert_eq!(finished.skips[0].reason, "no compiler");
+    }
+}
