@@ -1,0 +1,110 @@
+//! The last pages of a pool of more than 2^31 elements: the address space is reserved, not filled.
+
+use cases::case::Case;
+use cases::executor::device_side::Devices;
+use cases::executor::protocol::{AttentionCall, ScaleSpec};
+use cases::executor::{DeviceSpec, Job, Operation, TensorSpec};
+use cases::inputs::{Inputs, Poison};
+use cases::job::{AttentionJob, Variant, attention_job};
+use kernels::args::{AttentionArgs, BatchMetadata, PagedCache, Scale};
+use kernels::arm::Arm;
+use kernels::device::{DeviceKind, DeviceRef, StreamId};
+use kernels::launch::paged_attention;
+use kernels::tensor::{Allocation, DeviceTensor};
+use rstest::rstest;
+
+const STREAM: StreamId = StreamId::DEFAULT;
+
+/// A job's tensors on a device, with the cache's pages at the end of a pool that is larger by `pages_before` pages.
+struct Placed<'a> {
+    device: &'a DeviceRef,
+    job: &'a Job,
+    pages_before: u64,
+}
+
+impl Placed<'_> {
+    fn upload(&self, bytes: &[u8], total: u64, at: u64) -> Allocation {
+        let ptr = self.device.alloc(total, STREAM).expect("address space");
+        self.device.copy_to_device(ptr.offset(at), bytes, STREAM).expect("a copy");
+        Allocation { ptr, bytes: total }
+    }
+
+    fn tensor(&self, spec: &TensorSpec) -> DeviceTensor {
+        let bytes = &self.job.buffers[spec.buffer].bytes;
+        let allocation = self.upload(bytes, bytes.len() as u64, 0);
+        DeviceTensor::strided(allocation, spec.offset, spec.dtype, &spec.shape, &spec.strides)
+    }
+
+    /// A cache tensor, moved up by `pages_before` pages.
+    fn cache(&self, spec: &TensorSpec) -> DeviceTensor {
+        let bytes = &self.job.buffers[spec.buffer].bytes;
+        let before = self.pages_before * spec.strides[0].unsigned_abs() * spec.dtype.size_bytes();
+        let allocation = self.upload(bytes, before + bytes.len() as u64, before);
+        let mut shape = spec.shape.clone();
+        shape[0] += self.pages_before;
+        DeviceTensor::strided(allocation, spec.offset, spec.dtype, &shape, &spec.strides)
+    }
+
+    fn block_table(&self, spec: &TensorSpec) -> DeviceTensor {
+        let bytes = &self.job.buffers[spec.buffer].bytes;
+        let entries = bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word));
+        let before = i32::try_from(self.pages_before).expect("fewer than 2^31 pages");
+        let moved: Vec<u8> = entries.flat_map(|page| page.saturating_add(before).to_le_bytes()).collect();
+        let allocation = self.upload(&moved, moved.len() as u64, 0);
+        DeviceTensor::strided(allocation, spec.offset, spec.dtype, &spec.shape, &spec.strides)
+    }
+
+    fn args(&self, call: &AttentionCall) -> AttentionArgs {
+        let scale = |scale: &ScaleSpec| match scale {
+            ScaleSpec::PerTensor(scale) => Scale::PerTensor(scale.0),
+            ScaleSpec::PerHead(spec) => Scale::PerHead(self.tensor(spec)),
+        };
+        let cache = PagedCache {
+            k: self.cache(&call.cache.k),
+            v: self.cache(&call.cache.v),
+            k_scale: scale(&call.cache.k_scale),
+            v_scale: scale(&call.cache.v_scale),
+        };
+        let metadata = BatchMetadata {
+            block_table: self.block_table(&call.block_table),
+            seq_lens: self.tensor(&call.seq_lens),
+            query_start_loc: self.tensor(&call.query_start_loc),
+            max_query_len: call.max_query_len,
+            max_seq_len: call.max_seq_len,
+        };
+        AttentionArgs {
+            softmax_scale: call.softmax_scale.0,
+            causal: call.causal,
+            ..AttentionArgs::causal(self.tensor(&call.q), cache, self.tensor(&call.out), metadata)
+        }
+    }
+
+    /// Runs the call; returns the bytes of `out`.
+    fn run(&self, arm: Arm) -> Vec<u8> {
+        let Operation::Attention { call, .. } = &self.job.operation else { panic!("not attention") };
+        let args = self.args(call);
+        paged_attention(self.device, STREAM, arm, &args).expect("a launch");
+        let mut out = vec![0; args.out.allocation.bytes as usize];
+        self.device.copy_to_host(&mut out, args.out.allocation.ptr, STREAM).expect("a clean stream");
+        out
+    }
+}
+
+#[rstest]
+#[case::scalar("scalar", "mixed f32 kv=f32 h4/2 d16 page8 NHD causal q=[3,1] kv=[20,9] seed=1")]
+#[case::scalar_fp8("scalar", "decode bf16 kv=e4m3 h4/2 d64 page16 HND causal q=[1,1] kv=[40,17] seed=2")]
+#[case::tensor_cores("mma", "mixed bf16 kv=bf16 h4/2 d64 page16 NHD causal q=[5,1] kv=[40,17] seed=3")]
+#[case::dequantised("fp8-dense", "mixed bf16 kv=e4m3 h4/2 d64 page16 NHD causal q=[5,1] kv=[40,17] seed=4")]
+fn the_top_of_a_large_pool_is_read_like_the_start_of_a_small_one(#[case] arm: &str, #[case] line: &str) {
+    let case: Case = line.parse().expect("a case");
+    let inputs = Inputs::generate(&case).expect("inputs");
+    let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
+    let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
+    let AttentionJob { job, .. } = attention_job(&case, &inputs, arm, &spec, variant);
+    let device = cases::devices::open(&spec).expect("a simt device");
+    let near = Devices::with(spec, device.clone()).run(&job);
+    let stride = inputs.views.k.page_stride as u64;
+    let far = Placed { device: &device, job: &job, pages_before: (1 << 31) / stride + 3 };
+    assert!(near.buffers[0].iter().any(|byte| *byte != 0), "{:?}", near.status);
+    assert!(far.run(arm.parse().expect("an arm")) == near.buffers[0], "{arm}: {line}");
+}
