@@ -12,7 +12,7 @@ pub use poison::Poison;
 pub use rearranged::{Arrangement, Part};
 pub use store::StoreInputs;
 pub use values::head_value;
-pub(crate) use values::needle_position;
+pub(crate) use values::{needle_address, needle_position, needle_value};
 
 use ndarray::Array3;
 use oracle::{CacheShape, CacheViews, Format, OracleError, PagedView, store_code};
@@ -67,6 +67,8 @@ pub struct Inputs {
     shares_buffer: bool,
     /// First query row of each request.
     query_starts: Vec<usize>,
+    /// Keys at the start of each request that lie in pages which the window of every row has passed.
+    passed: Vec<usize>,
 }
 
 impl Inputs {
@@ -114,11 +116,12 @@ impl Inputs {
             cache_format: problem.cache_format,
             shares_buffer: problem.packing != oracle::Packing::Separate,
             query_starts: starts(problem.query_lens.iter().copied()),
+            passed: passed(problem),
         })
     }
 
     /// The cache buffers, with every byte that no request owns set to `poison`: one buffer where K and V share a
-    /// tensor, else K's and V's.
+    /// tensor, else K's and V's. A page that the windows of all rows have passed is owned no more: engines give it to others.
     #[must_use]
     pub fn caches(&self, poison: Poison) -> Vec<Vec<u8>> {
         let mut buffers = vec![poison.fill(self.cache_format, self.views.k_elements)];
@@ -138,6 +141,9 @@ impl Inputs {
         for (request, codes) in codes.iter().enumerate() {
             for (index, source) in codes.chunks_exact(row).enumerate() {
                 let (position, head) = (index / view.heads, index % view.heads);
+                if position < self.passed[request] {
+                    continue;
+                }
                 let (page, slot) = self.pages.locate(request, position);
                 let start = view.index(page, slot, head, 0) * self.cache_format.size_bytes();
                 buffer[start..start + row].copy_from_slice(source);
@@ -149,6 +155,19 @@ impl Inputs {
 /// First query row of each request.
 fn starts(lens: impl Iterator<Item = usize>) -> Vec<usize> {
     lens.scan(0, |next, len| Some(std::mem::replace(next, *next + len))).collect()
+}
+
+/// Keys of each request in pages that no row's window reaches any more.
+fn passed(problem: &Problem) -> Vec<usize> {
+    let Some(left) = problem.options.window_left else { return vec![0; problem.num_requests()] };
+    let lens = problem.query_lens.iter().zip(&problem.kv_lens);
+    let keys = lens.map(|(q_len, kv_len)| {
+        // The first row's window reaches furthest back. Without a row nothing has been passed.
+        let first_row = *kv_len as i64 - *q_len as i64;
+        let edge = first_row.saturating_sub(left).clamp(0, *kv_len as i64) as usize;
+        if *q_len == 0 { 0 } else { edge / problem.page_size.max(1) * problem.page_size.max(1) }
+    });
+    keys.collect()
 }
 
 /// Codes of one request's K or V, `[kv_len, num_kv_heads, dim]`, as bytes.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use ndarray::{Array3, Axis, s};
 use oracle::{CacheShape, CacheViews, OracleError};
 
-use super::{Inputs, PageMap, Stream, rng, starts};
+use super::{Inputs, PageMap, Stream, passed, rng, starts};
 use crate::case::Case;
 use crate::problem::Scale;
 
@@ -93,6 +93,7 @@ impl Inputs {
             cache_format: self.cache_format,
             shares_buffer: self.shares_buffer,
             query_starts: starts(to.parts.iter().map(|part| part.rows.len())),
+            passed: passed(&case.problem),
         };
         Ok((case, inputs))
     }

@@ -208,10 +208,40 @@ fn needle_query(problem: &Problem, kv_head: usize) -> f32 {
 
 /// Writes page, slot and head as octal digits, which every format holds exactly, over and over along the row.
 fn address(mut row: ArrayViewMut1<'_, f32>, page: usize, slot: usize, head: usize) {
-    let digits = [page, page >> 3, page >> 6, slot, slot >> 3, slot >> 6, head, head >> 3];
     for (dim, value) in row.iter_mut().enumerate() {
-        *value = (digits[dim % 8] & 7) as f32;
+        *value = needle_value([page, slot, head], dim);
     }
+}
+
+/// Octal digits of page (3), slot (3) and head (2), least first.
+pub(crate) const NEEDLE_DIGITS: usize = 8;
+
+/// What V of a needle probe holds at a dim: a digit of page, slot or head, plus the number of the group of eight dims, modulo
+/// 8, so that a row read from other dims shows as well.
+pub(crate) fn needle_value([page, slot, head]: [usize; 3], dim: usize) -> f32 {
+    let digits = [page, page >> 3, page >> 6, slot, slot >> 3, slot >> 6, head, head >> 3];
+    ((digits[dim % NEEDLE_DIGITS] + dim / NEEDLE_DIGITS) & 7) as f32
+}
+
+/// Page, slot and head that a whole row of digits spells; `None` unless all of them agree.
+pub(crate) fn needle_address(row: &[f32]) -> Option<[usize; 3]> {
+    let mut digits = [None; NEEDLE_DIGITS];
+    for (dim, value) in row.iter().enumerate() {
+        let whole = value.round();
+        if (value - whole).abs() > 0.05 || !(0.0..=7.0).contains(&whole) {
+            return None;
+        }
+        let digit = (whole as usize + 8 - dim / NEEDLE_DIGITS % 8) & 7;
+        let slot = &mut digits[dim % NEEDLE_DIGITS];
+        if slot.is_some_and(|before| before != digit) {
+            return None;
+        }
+        *slot = Some(digit);
+    }
+    let number = |range: std::ops::Range<usize>| {
+        range.rev().try_fold(0, |n, index| Some(n * 8 + digits.get(index).copied().flatten()?))
+    };
+    Some([number(0..3)?, number(3..6)?, number(6..8)?])
 }
 
 /// q and k of the reserved dimension, with q·k near `product`: k is 256, q a whole number.

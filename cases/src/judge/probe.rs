@@ -1,13 +1,17 @@
 //! What probes know beyond the bound: exact answers, and what a wrong one says about the cause.
 
+mod uniform;
+
 use ndarray::{ArrayView1, ArrayView3};
-use oracle::{Format, Mask};
+use oracle::Mask;
+
+pub(super) use uniform::exact;
 
 use super::attention::request_rows;
-use crate::case::{Case, Data};
-use crate::inputs::{Inputs, head_value};
-use crate::problem::{Problem, Sinks};
-use crate::verdict::{Failure, Place};
+use crate::case::{Case, Data, NeedleAt};
+use crate::inputs::{Inputs, head_value, needle_address, needle_position, needle_value};
+use crate::problem::Problem;
+use crate::verdict::Place;
 
 /// Says in the probe's own terms what a wrong element means.
 pub(super) fn explain(
@@ -21,6 +25,7 @@ pub(super) fn explain(
     match case.data {
         Data::Needle(at) => explain_needle(case, inputs, at, place, row),
         Data::HeadId => explain_head(case, place, row),
+        Data::NanKey => explain_nan(place, row),
         _ => None,
     }
 }
@@ -33,75 +38,7 @@ fn kv_head(problem: &Problem, head: usize) -> usize {
     head / (problem.num_q_heads / problem.num_kv_heads.max(1)).max(1)
 }
 
-/// Reads the octal digits of page, slot and head back from an output row.
-fn explain_needle(
-    case: &Case,
-    inputs: &Inputs,
-    at: crate::case::NeedleAt,
-    place: &Place,
-    row: ArrayView1<'_, f32>,
-) -> Option<String> {
-    let problem = &case.problem;
-    let scale = v_scale(problem, place.head);
-    let digits: Vec<f32> = row.iter().take(8).map(|x| x / scale).collect();
-    let whole = digits.iter().all(|d| (d - d.round()).abs() < 0.05 && (0.0..7.5).contains(d));
-    let kv_len = problem.kv_lens[place.request];
-    let position = crate::inputs::needle_position(at, kv_len, problem.page_size);
-    let (page, slot) = inputs.pages.locate(place.request, position);
-    let expected = format!("page {page} slot {slot} of KV head {}", kv_head(problem, place.head));
-    if !whole || digits.len() < 8 {
-        return Some(format!("expected {expected} alone, read a mixture"));
-    }
-    let number =
-        |range: std::ops::Range<usize>| range.rev().fold(0, |n, i| n * 8 + digits[i].round() as usize);
-    let read = format!("page {} slot {} of KV head {}", number(0..3), number(3..6), number(6..8));
-    Some(format!("read {read}, expected {expected}"))
-}
-
-fn explain_head(case: &Case, place: &Place, row: ArrayView1<'_, f32>) -> Option<String> {
-    let problem = &case.problem;
-    let value = row[place.dim?] / v_scale(problem, place.head);
-    let format = problem.cache_format;
-    let near = |head: &usize| (value - head_value(format, *head)).abs() < 0.25;
-    let read = (0..problem.num_kv_heads).find(near)?;
-    let expected = kv_head(problem, place.head);
-    (read != expected).then(|| {
-        format!("query head {} has the value of KV head {read}, expected KV head {expected}", place.head)
-    })
-}
-
-/// Exact answers of the uniform-q0 probe: with q = 0 every visible key has the same weight, so the output is the mean of
-/// integers. One lost key among thousands shows.
-pub(super) fn exact(case: &Case, inputs: &Inputs, out: ArrayView3<'_, f32>) -> Option<Failure> {
-    let problem = &case.problem;
-    let plain =
-        case.data == Data::UniformQ0 && !problem.options.alibi && problem.options.sinks == Sinks::Absent;
-    if !plain {
-        return None;
-    }
-    let mut found = Found::default();
-    for request in 0..problem.num_requests() {
-        let rows = request_rows(problem, out, request);
-        let values = inputs.values[request].view();
-        for row in 0..problem.query_lens[request] {
-            let visible = visible_range(problem, request, row);
-            if visible.is_empty() {
-                continue;
-            }
-            for head in 0..problem.num_q_heads {
-                for dim in 0..problem.head_dim_v {
-                    let column = values.slice(ndarray::s![visible.clone(), kv_head(problem, head), dim]);
-                    let sum: f64 = column.iter().map(|v| f64::from(*v)).sum();
-                    let mean = Mean { sum, keys: visible.len(), scale: v_scale(problem, head) };
-                    let place = || format!("request {request}, row {row}, head {head}, dim {dim}");
-                    found.check(&mean, rows[[row, head, dim]], problem.query_format, place);
-                }
-            }
-        }
-    }
-    found.failure()
-}
-
+/// Keys that a row sees.
 fn visible_range(problem: &Problem, request: usize, row: usize) -> std::ops::Range<usize> {
     let mask = Mask {
         q_len: problem.query_lens[request] as i64,
@@ -113,46 +50,67 @@ fn visible_range(problem: &Problem, request: usize, row: usize) -> std::ops::Ran
     mask.visible_keys(mask.position(row))
 }
 
-/// The exact mean of one output element.
-struct Mean {
-    sum: f64,
-    keys: usize,
-    scale: f32,
+/// Reads page, slot and head back from an output row.
+fn explain_needle(
+    case: &Case,
+    inputs: &Inputs,
+    at: NeedleAt,
+    place: &Place,
+    row: ArrayView1<'_, f32>,
+) -> Option<String> {
+    let problem = &case.problem;
+    let kv_len = problem.kv_lens[place.request];
+    if kv_len == 0 {
+        return Some("read something, although there is no key".to_owned());
+    }
+    let position = needle_position(at, kv_len, problem.page_size);
+    let (page, slot) = inputs.pages.locate(place.request, position);
+    let head = kv_head(problem, place.head);
+    let values: Vec<f32> = row.iter().map(|x| x / v_scale(problem, place.head)).collect();
+    let read = needle_address(&values);
+    let expected = describe([page, slot, head], problem);
+    if !visible_range(problem, place.request, place.row).contains(&position) {
+        return Some(match read {
+            Some(read) if read == [page, slot, head] => {
+                format!("read {expected}, which holds key {position}: row {} does not see it", place.row)
+            }
+            Some(read) => format!("read {} alone, expected a mean of many keys", describe(read, problem)),
+            None => format!("expected the mean of all visible keys, without key {position} at {expected}"),
+        });
+    }
+    let shifted = || (1..values.len()).find(|shift| is_shifted(&values, [page, slot, head], *shift));
+    Some(match (read, read.is_none().then(shifted).flatten()) {
+        (Some(read), _) => format!("read {}, expected {expected}", describe(read, problem)),
+        (None, Some(shift)) => format!("dim 0 has the value of dim {shift}, at {expected}"),
+        (None, None) => format!("expected {expected} alone, read a mixture"),
+    })
 }
 
-#[derive(Default)]
-struct Found {
-    wrong: usize,
-    of: usize,
-    first: Option<String>,
+fn describe([page, slot, head]: [usize; 3], problem: &Problem) -> String {
+    match problem.num_kv_heads {
+        1 => format!("page {page} slot {slot}"),
+        _ => format!("page {page} slot {slot} of KV head {head}"),
+    }
 }
 
-impl Found {
-    fn check(&mut self, mean: &Mean, got: f32, format: Format, place: impl FnOnce() -> String) {
-        let scale_is_exact = mean.scale.to_bits() & 0x007f_ffff == 0;
-        let right = if mean.keys.is_power_of_two() && scale_is_exact {
-            f64::from(got) == format.round(mean.sum / mean.keys as f64 * f64::from(mean.scale))
-        } else if format == Format::F32 {
-            let sum = f64::from(got) / f64::from(mean.scale) * mean.keys as f64;
-            (sum - mean.sum).abs() < 0.5
-        } else {
-            return;
-        };
-        self.of += 1;
-        if !right {
-            self.wrong += 1;
-            self.first.get_or_insert_with(|| {
-                let sum = f64::from(got) / f64::from(mean.scale) * mean.keys as f64;
-                let (keys, want) = (mean.keys, mean.sum);
-                format!(
-                    "{}: V sums to {want} over {keys} visible keys, the output stands for {sum:.3}",
-                    place()
-                )
-            });
-        }
-    }
+/// Whether a row is the needle's, read from dims `shift` further on.
+fn is_shifted(values: &[f32], address: [usize; 3], shift: usize) -> bool {
+    let expected = |dim: usize| needle_value(address, (dim + shift) % values.len());
+    values.iter().enumerate().all(|(dim, value)| (value - expected(dim)).abs() < 0.05)
+}
 
-    fn failure(self) -> Option<Failure> {
-        self.first.map(|message| Failure::Probe { message, wrong: self.wrong, of: self.of })
-    }
+fn explain_head(case: &Case, place: &Place, row: ArrayView1<'_, f32>) -> Option<String> {
+    let problem = &case.problem;
+    let value = row[place.dim?] / v_scale(problem, place.head);
+    let near = |head: &usize| (value - head_value(problem.cache_format, *head)).abs() < 0.25;
+    let read = (0..problem.num_kv_heads).find(near)?;
+    let expected = kv_head(problem, place.head);
+    (read != expected).then(|| {
+        format!("query head {} has the value of KV head {read}, expected KV head {expected}", place.head)
+    })
+}
+
+fn explain_nan(place: &Place, row: ArrayView1<'_, f32>) -> Option<String> {
+    let value = row[place.dim?];
+    (!value.is_nan()).then(|| "NaN of a visible key did not reach the output".to_owned())
 }

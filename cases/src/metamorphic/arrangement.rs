@@ -64,7 +64,8 @@ impl Setting<'_, '_> {
     }
 
     /// Alone, a request gives the same bits when the number of splits is the same, and the same within the bound when the
-    /// launch code chooses it.
+    /// launch code chooses it. A single row out of a batch with longer queries takes the way of a decode when it is alone:
+    /// another order of sums, so only the bound holds.
     pub fn solo(&mut self) -> Step<Vec<Failure>> {
         if self.case.problem.num_requests() < 2 {
             return Ok(pointless("it has one request"));
@@ -76,8 +77,11 @@ impl Setting<'_, '_> {
             let (case, inputs) = self.inputs.rearranged(self.case, &to).map_err(super::impossible)?;
             let output = (self.attend)(&case, &inputs, Some(1))?;
             let on = format!("the other requests of the batch (request {request} alone)");
-            let mut failures =
-                differences(&case.problem, &on, &rows(&self.case.problem, &unsplit, range), &output);
+            let becomes_decode = range.len() == 1 && self.case.problem.query_lens.iter().any(|len| *len > 1);
+            let mut failures = match becomes_decode {
+                true => self.judge(&case, &inputs, &output)?,
+                false => differences(&case.problem, &on, &rows(&self.case.problem, &unsplit, range), &output),
+            };
             if failures.is_empty() {
                 let output = (self.attend)(&case, &inputs, None)?;
                 failures = self.judge(&case, &inputs, &output)?;

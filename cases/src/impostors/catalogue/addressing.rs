@@ -23,6 +23,13 @@ fn tables() -> Vec<Impostor> {
             Recipe { page: |call, request, logical| call.entry(request, logical) & 0xff, ..HONEST },
         ),
         attention(
+            "block-id-in-16-bits",
+            Kind::Overflow,
+            "keeps only the low 16 bits of a block id",
+            |case| page_total(case) > 60_000,
+            Recipe { page: |call, request, logical| call.entry(request, logical) & 0xffff, ..HONEST },
+        ),
+        attention(
             "offset-in-16-bits",
             Kind::Overflow,
             "keeps only the low 16 bits of an element's offset",
