@@ -126,7 +126,8 @@ impl Compared {
     fn add(&mut self, buffer: &str, format: Format, [a, b]: [&[u8]; 2]) {
         let size = format.size_bytes();
         for (element, (x, y)) in a.chunks_exact(size).zip(b.chunks_exact(size)).enumerate() {
-            let bits = |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
+            let bits =
+                |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
             let (x, y) = (bits(x), bits(y));
             self.elements += 1;
             if x == y || (format.decode(x).is_nan() && format.decode(y).is_nan()) {
@@ -194,8 +195,11 @@ fn run_side(
     let job = attention_job(case, &inputs, arm, device, variant);
     let buffers = run(executor, &job.job)?;
     let returned = |index: usize| job.job.buffers[..index].iter().filter(|buffer| buffer.returned).count();
-    let mut outputs =
-        vec![Output { name: "out", format: case.problem.query_format, bytes: buffers[returned(job.out)].clone() }];
+    let mut outputs = vec![Output {
+        name: "out",
+        format: case.problem.query_format,
+        bytes: buffers[returned(job.out)].clone(),
+    }];
     if let Some(lse) = job.lse {
         outputs.push(Output { name: "lse", format: Format::F32, bytes: buffers[returned(lse)].clone() });
     }

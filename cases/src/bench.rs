@@ -43,7 +43,11 @@ pub enum BenchError {
 ///
 /// # Errors
 /// What the device, a launch or the oracle reports.
-pub fn run_problem(device: &DeviceRef, problem: &BenchProblem, arms: &[ArmRun]) -> Result<ProblemReport, BenchError> {
+pub fn run_problem(
+    device: &DeviceRef,
+    problem: &BenchProblem,
+    arms: &[ArmRun],
+) -> Result<ProblemReport, BenchError> {
     let data = data::Data::new(device, problem)?;
     let mut report = ProblemReport::new(problem);
     let mut parity = parity::Parity::new(&data)?;

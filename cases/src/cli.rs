@@ -1,9 +1,21 @@
 //! The command line of `attest`.
 
+mod agreement;
+mod bench;
+mod check;
+mod conformance;
+mod cubins;
+mod explain;
+mod export;
 mod faults;
+mod generated;
+mod impostors;
 mod list;
+mod model;
 mod options;
 mod replay;
+mod shares;
+mod shrink;
 mod verify;
 
 use std::process::ExitCode;
@@ -66,9 +78,27 @@ enum Command {
     /// Judge one case, given as a line.
     #[command(after_help = replay::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", replay::EXAMPLES))]
     Replay(replay::Replay),
+    #[command(after_help = model::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", model::EXAMPLES))]
+    Model(model::Model),
     /// Make every device call fail in turn and check that nothing is left behind.
     #[command(after_help = faults::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", faults::EXAMPLES))]
     Faults(faults::Faults),
+    /// Time arms that have just been proved right.
+    #[command(after_help = bench::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", bench::EXAMPLES))]
+    Bench(bench::Bench),
+    /// Compile every kernel instance for real architectures, with no card.
+    #[command(after_help = cubins::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", cubins::EXAMPLES))]
+    Cubins(cubins::Cubins),
+    /// Check that a device keeps the promises of the device interface.
+    Conformance(conformance::Conformance),
+    #[command(after_help = shrink::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", shrink::EXAMPLES))]
+    Shrink(shrink::Shrink),
+    #[command(after_help = explain::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", explain::EXAMPLES))]
+    Explain(explain::Explain),
+    #[command(after_help = export::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", export::EXAMPLES))]
+    Export(export::Export),
+    #[command(after_help = check::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", check::EXAMPLES))]
+    Check(check::Check),
     /// Run jobs from standard input: how the other commands run kernels apart from the judgement.
     #[command(hide = true)]
     Worker,
@@ -97,6 +127,14 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// The message with which wrong arguments are answered; `None` if they are not wrong as far as parsing goes.
+#[must_use]
+pub fn usage_error(arguments: &[&str]) -> Option<String> {
+    let words = std::iter::once("attest").chain(arguments.iter().copied());
+    let command = Cli::command().term_width(100);
+    command.try_get_matches_from(words).err().map(|error| error.render().to_string())
+}
+
 /// Runs the command that the process's arguments name.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -111,7 +149,15 @@ pub fn main() -> ExitCode {
         Command::Verify(verify) => verify.run(),
         Command::List(list) => list.run(),
         Command::Replay(replay) => replay.run(),
+        Command::Shrink(shrink) => shrink.run(),
+        Command::Explain(explain) => explain.run(),
+        Command::Export(export) => export.run(),
+        Command::Check(check) => check.run(),
+        Command::Model(model) => model.run(),
         Command::Faults(faults) => faults.run(),
+        Command::Bench(bench) => bench.run(),
+        Command::Cubins(cubins) => cubins.run(),
+        Command::Conformance(conformance) => conformance.run(),
         Command::Worker => worker(),
     };
     match result {

@@ -16,8 +16,8 @@ pub mod impostors;
 pub mod inputs;
 pub mod job;
 pub mod judge;
-pub mod metamorphic;
 pub mod ledger;
+pub mod metamorphic;
 #[cfg(feature = "model")]
 pub mod model;
 pub mod problem;

@@ -11,8 +11,8 @@ use crate::case::{Case, Expectation, Relation};
 use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, Reply, protocol::Status};
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{AttentionJob, Variant, attention_job, store_job};
-use crate::metamorphic;
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
+use crate::metamorphic;
 use crate::problem::Op;
 use crate::reference::references;
 use crate::support;
@@ -176,11 +176,20 @@ impl Runner<'_> {
     }
 
     /// Further runs: what must not matter is changed, and the output must not.
-    fn variants(&mut self, inputs: &Inputs, references: &[Reference], main: &AttentionOutput) -> Step<Vec<Failure>> {
+    fn variants(
+        &mut self,
+        inputs: &Inputs,
+        references: &[Reference],
+        main: &AttentionOutput,
+    ) -> Step<Vec<Failure>> {
         let plain = self.settings.plain_device();
         let other_order = DeviceSpec { schedule: Some(OTHER_SCHEDULE), ..plain.clone() };
         let runs = [
-            (Poison::Zero, &plain, "unowned bytes (NaN or zero), or how the device runs the kernel (checked or not)"),
+            (
+                Poison::Zero,
+                &plain,
+                "unowned bytes (NaN or zero), or how the device runs the kernel (checked or not)",
+            ),
             (Poison::Infinity, &plain, "unowned bytes (NaN or infinity)"),
             (Poison::Huge, &other_order, "unowned bytes (NaN or 2^100), or the order of lanes and blocks"),
         ];
@@ -333,7 +342,8 @@ fn named(status: Status, job: &Job) -> Status {
     for finding in &mut findings {
         for buffer in &job.buffers {
             let size = format!("an allocation of {} bytes", buffer.bytes.len());
-            let unique = job.buffers.iter().filter(|other| other.bytes.len() == buffer.bytes.len()).count() == 1;
+            let unique =
+                job.buffers.iter().filter(|other| other.bytes.len() == buffer.bytes.len()).count() == 1;
             if unique && finding.message.contains(&size) {
                 finding.message = finding.message.replace(&size, &format!("{size} ({})", buffer.name));
                 break;

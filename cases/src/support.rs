@@ -80,7 +80,13 @@ impl Support {
             return Some(format!("{}: K and V of different head_dim", self.name));
         }
         let aligned = self.cache_alignment.is_none_or(|bytes| cache_alignment(problem) >= bytes);
-        (!aligned).then(|| format!("{}: cache rows aligned to less than {} bytes", self.name, self.cache_alignment.unwrap_or(1)))
+        (!aligned).then(|| {
+            format!(
+                "{}: cache rows aligned to less than {} bytes",
+                self.name,
+                self.cache_alignment.unwrap_or(1)
+            )
+        })
     }
 
     fn serves_dim(&self, dim: usize) -> bool {
@@ -98,8 +104,13 @@ impl Support {
             _ => "any".to_owned(),
         };
         let equal = if self.equal_head_dims { ", equal for K and V" } else { "" };
-        let aligned = self.cache_alignment.map(|b| format!("; cache rows aligned to {b} bytes")).unwrap_or_default();
-        format!("query {}; cache {}; head_dim {dims}{equal}{aligned}", self.query.join(", "), self.cache.join(", "))
+        let aligned =
+            self.cache_alignment.map(|b| format!("; cache rows aligned to {b} bytes")).unwrap_or_default();
+        format!(
+            "query {}; cache {}; head_dim {dims}{equal}{aligned}",
+            self.query.join(", "),
+            self.cache.join(", ")
+        )
     }
 }
 

@@ -51,7 +51,11 @@ fn crates_depend_on_each_other_in_one_direction_only() {
     let root = manifest(&workspace().join("Cargo.toml"));
     let members: Vec<&str> =
         root["workspace"]["members"].as_array().unwrap().iter().map(|m| m.as_str().unwrap()).collect();
-    assert_eq!(members, ALLOWED.iter().map(|(name, _)| *name).collect::<Vec<_>>(), "a new crate needs a rule here");
+    assert_eq!(
+        members,
+        ALLOWED.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        "a new crate needs a rule here"
+    );
     for (name, allowed) in ALLOWED {
         let found = inner_dependencies(&manifest(&workspace().join(name).join("Cargo.toml")));
         let allowed = allowed.iter().map(ToString::to_string).collect();

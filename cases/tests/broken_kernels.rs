@@ -24,9 +24,15 @@ fn every_missing_barrier_is_a_race_between_two_source_lines() {
     assert!(barriers >= 3, "the scalar kernel has {barriers} barriers");
     for nth in 0..barriers {
         let sources = KernelSources::copy().with_change("scalar.cu", nth, "__syncthreads();", ";");
-        let ended = replay(&sources, &[], CASE).expect(1).says("DEVICE ERROR  scalar on simt   race in shared memory");
+        let ended = replay(&sources, &[], CASE)
+            .expect(1)
+            .says("DEVICE ERROR  scalar on simt   race in shared memory");
         let sites = |prefix: &str| ended.stdout.lines().filter(|l| l.trim().starts_with(prefix)).count();
-        assert!(sites("at scalar.cu:") > 0 && sites("and scalar.cu:") > 0, "barrier {nth}:\n{}", ended.stdout);
+        assert!(
+            sites("at scalar.cu:") > 0 && sites("and scalar.cu:") > 0,
+            "barrier {nth}:\n{}",
+            ended.stdout
+        );
         assert_eq!(ended.summary(), "0 passed, 1 failed, 0 skipped");
     }
 }
@@ -34,15 +40,23 @@ fn every_missing_barrier_is_a_race_between_two_source_lines() {
 #[test]
 fn one_row_too_many_in_the_tail_is_out_of_bounds_with_allocation_and_offset() {
     // The row after the request's last one is written to lse and out …
-    let written = KernelSources::copy().with_change("scalar.cu", 0, "index < work.q_len ?", "index <= work.q_len ?");
+    let written =
+        KernelSources::copy().with_change("scalar.cu", 0, "index < work.q_len ?", "index <= work.q_len ?");
     // 19 rows of 4 heads in f32 are 304 bytes of lse.
-    replay(&written, &[], CASE).expect(1).says("out of bounds").says("at offset 304 of an allocation of 304 bytes (lse)").says("at scalar.cu:");
+    replay(&written, &[], CASE)
+        .expect(1)
+        .says("out of bounds")
+        .says("at offset 304 of an allocation of 304 bytes (lse)")
+        .says("at scalar.cu:");
     // … or read from q.
     let read = KernelSources::copy();
     let text = read.read("scalar.cu");
     let nth = text.matches("if (index < work.q_len)").count() - 1;
     let read = read.with_change("scalar.cu", nth, "if (index < work.q_len)", "if (index <= work.q_len)");
-    replay(&read, &[], CASE).expect(1).says("at offset 9728 of an allocation of 9728 bytes").says("at scalar.cu:");
+    replay(&read, &[], CASE)
+        .expect(1)
+        .says("at offset 9728 of an allocation of 9728 bytes")
+        .says("at scalar.cu:");
 }
 
 #[test]
@@ -51,23 +65,36 @@ fn a_dropped_k_scale_shows_the_elements() {
     let sources = KernelSources::copy().with_change("scalar.cu", 0, scale, "a.softmax_scale");
     let ended = replay(&sources, &[], CASE).expect(1);
     let ended = ended.says("MISMATCH  scalar on simt   2432 of 2432 elements   worst at request 0, row ");
-    ended.says("allowed ").says("pattern: every element").says(&format!("replay: attest replay --device simt --arm scalar '{CASE}'"));
+    ended
+        .says("allowed ")
+        .says("pattern: every element")
+        .says(&format!("replay: attest replay --device simt --arm scalar '{CASE}'"));
 }
 
 #[test]
 fn one_key_too_many_is_found_by_the_poison_behind_the_last_key() {
     let text = KernelSources::copy().read("attention.cuh");
     assert!(text.contains("i64 end = kv_len;"), "attention.cuh has changed");
-    let sources = KernelSources::copy().with_change("attention.cuh", 0, "i64 end = kv_len;", "i64 end = kv_len + 1;");
+    let sources =
+        KernelSources::copy().with_change("attention.cuh", 0, "i64 end = kv_len;", "i64 end = kv_len + 1;");
     let line = "decode f32 kv=f32 h2/1 d32 page16 NHD q=[1] kv=[21] seed=7";
     replay(&sources, &[], line).expect(1).says("MISMATCH  scalar on simt").says("got NaN");
 }
 
 #[test]
 fn a_kernel_that_does_not_compile_is_a_verdict_with_the_compilers_words() {
-    let sources = KernelSources::copy().with_change("scalar.cu", 0, "ATTEST_SHARED(shared);", "ATTEST_SHARED(shared) no_such_type x;");
+    let sources = KernelSources::copy().with_change(
+        "scalar.cu",
+        0,
+        "ATTEST_SHARED(shared);",
+        "ATTEST_SHARED(shared) no_such_type x;",
+    );
     let ended = replay(&sources, &[], CASE).expect(1);
-    ended.says("DOES NOT COMPILE").says("no_such_type").says("scalar.cu:").says("0 passed, 1 failed, 0 skipped");
+    ended
+        .says("DOES NOT COMPILE")
+        .says("no_such_type")
+        .says("scalar.cu:")
+        .says("0 passed, 1 failed, 0 skipped");
 }
 
 /// Misbehaviour that depends on head_dim, so that one run meets all kinds between healthy cases.

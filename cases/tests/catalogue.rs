@@ -90,7 +90,9 @@ fn layouts_pages_and_dims_are_covered() {
             for padded in [false, true] {
                 let has = |e: &Entry| {
                     let p = &e.case.problem;
-                    p.layout == layout && p.packing == packing && e.case.flags().contains(&Flag::Padded) == padded
+                    p.layout == layout
+                        && p.packing == packing
+                        && e.case.flags().contains(&Flag::Padded) == padded
                 };
                 assert!(any(&has), "{layout} {packing} padded {padded}");
             }
@@ -163,9 +165,18 @@ fn every_arm_has_a_manifest_a_minimum_and_the_cases_to_reach_it() {
         for arm in &arms {
             assert!(support::manifests().iter().any(|s| s.name == *arm), "{arm} has no support manifest");
             let runs = |e: &&Entry| (e.case.problem.op == Op::Store) == (*arm == "store");
-            let served = all().iter().filter(|e| e.tier <= tier).filter(runs).filter(|e| support::gap(&e.case, arm).is_none()).count();
+            let served = all()
+                .iter()
+                .filter(|e| e.tier <= tier)
+                .filter(runs)
+                .filter(|e| support::gap(&e.case, arm).is_none())
+                .count();
             let least = minimum.get(*arm).copied().unwrap_or(0);
-            assert!(least > 0 && served >= least, "{arm}: {served} cases in {}, minimum {least}", tier.name());
+            assert!(
+                least > 0 && served >= least,
+                "{arm}: {served} cases in {}, minimum {least}",
+                tier.name()
+            );
         }
     }
 }

@@ -40,8 +40,15 @@ fn every_command_has_an_example_in_its_help_and_the_environment_is_documented() 
 fn lists_show_cases_arms_and_devices() {
     let cases = run(&mut attest(["list", "cases", "group=real", "kv=e5m2"])).expect(0);
     let lines: Vec<&str> = cases.stdout.lines().filter(|l| !l.starts_with(' ')).collect();
-    assert!(lines.len() >= 6 && lines.iter().all(|l| l.contains(" kv=e5m2 ") && l.contains("data=real:")), "{lines:?}");
-    run(&mut attest(["list", "arms"])).expect(0).says("scalar").says("serves: query f32, bf16, f16;").says("store");
+    assert!(
+        lines.len() >= 6 && lines.iter().all(|l| l.contains(" kv=e5m2 ") && l.contains("data=real:")),
+        "{lines:?}"
+    );
+    run(&mut attest(["list", "arms"]))
+        .expect(0)
+        .says("scalar")
+        .says("serves: query f32, bf16, f16;")
+        .says("store");
     run(&mut attest(["list", "devices"])).expect(0).says("simt   available: g++").says("cuda ");
     run(&mut attest(["list"])).expect(0).says("standard ");
 }
@@ -63,7 +70,8 @@ fn seeds_change_the_inputs_and_the_replay_line_names_them() {
     let ended = run(&mut attest(["verify", "group=batches", "sixteen", "--seed", "5"]));
     assert_eq!(ended.code, Some(4), "filters are about the line, not the comment");
     let filter = "prefill bf16 kv=bf16 h56/8 d64";
-    let verbose = |seed| run(&mut attest(["verify", filter, "--arm", "scalar", "-v", "--seed", seed])).expect(0).stdout;
+    let verbose =
+        |seed| run(&mut attest(["verify", filter, "--arm", "scalar", "-v", "--seed", seed])).expect(0).stdout;
     let seed_of = |text: String| -> u64 {
         let line = text.lines().find(|l| l.contains(filter)).unwrap().to_owned();
         line.split("seed=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
@@ -75,7 +83,8 @@ fn seeds_change_the_inputs_and_the_replay_line_names_them() {
 fn reports_hold_every_case_and_its_replay_line() {
     let dir = tempfile::tempdir().unwrap();
     let (json, junit) = (dir.path().join("r.json"), dir.path().join("r.xml"));
-    let reports = [format!("--report=json={}", json.display()), format!("--report=junit={}", junit.display())];
+    let reports =
+        [format!("--report=json={}", json.display()), format!("--report=junit={}", junit.display())];
     run(attest(["replay", "--arm", "scalar", CASE]).args(&reports)).expect(0);
     let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(report["schema"], 1);

@@ -49,7 +49,8 @@ fn the_cache_holds_the_decoded_values_and_poison_everywhere_else(#[values(0, 1, 
     }
     // K and V of 17 keys, 2 heads, 24 dims, each element its own.
     assert_eq!(all_owned.len(), 2 * 17 * 2 * 24);
-    let unowned: Vec<u8> = (0..buffer.len()).filter(|at| !all_owned.contains(at)).map(|at| buffer[at]).collect();
+    let unowned: Vec<u8> =
+        (0..buffer.len()).filter(|at| !all_owned.contains(at)).map(|at| buffer[at]).collect();
     assert!(unowned.len() > buffer.len() / 3);
     assert!(unowned.iter().all(|byte| u32::from(*byte) == poison.code(Format::E4m3)));
 }
@@ -60,7 +61,11 @@ fn the_cache_holds_the_decoded_values_and_poison_everywhere_else(#[values(0, 1, 
 #[case(Format::F16, 0x7c00, 0x7bff)]
 #[case(Format::E4m3, 0x7e, 0x7e)]
 #[case(Format::E5m2, 0x7c, 0x7b)]
-fn poison_is_nan_infinity_or_huge_in_every_format(#[case] format: Format, #[case] infinity: u32, #[case] huge: u32) {
+fn poison_is_nan_infinity_or_huge_in_every_format(
+    #[case] format: Format,
+    #[case] infinity: u32,
+    #[case] huge: u32,
+) {
     assert!(format.decode(Poison::Nan.code(format)).is_nan());
     assert_eq!(Poison::Infinity.code(format), infinity);
     assert_eq!(Poison::Huge.code(format), huge);
@@ -70,7 +75,8 @@ fn poison_is_nan_infinity_or_huge_in_every_format(#[case] format: Format, #[case
 #[test]
 fn pages_are_shuffled_apart_from_page_zero_and_spare_ones() {
     for seed in 0..50 {
-        let inputs = generate(&format!("decode f32 kv=f32 h1/1 d8 page4 NHD q=[1x3] kv=[17,4,9] seed={seed}"));
+        let inputs =
+            generate(&format!("decode f32 kv=f32 h1/1 d8 page4 NHD q=[1x3] kv=[17,4,9] seed={seed}"));
         let pages: Vec<usize> = inputs.pages.requests.concat();
         let distinct: HashSet<usize> = pages.iter().copied().collect();
         assert_eq!((pages.len(), distinct.len()), (5 + 1 + 3, 9));
@@ -85,7 +91,12 @@ fn pages_are_shuffled_apart_from_page_zero_and_spare_ones() {
         }
     }
     let orders: HashSet<Vec<usize>> = (0..20)
-        .map(|seed| generate(&format!("decode f32 kv=f32 h1/1 d8 page4 NHD q=[1] kv=[30] seed={seed}")).pages.requests.concat())
+        .map(|seed| {
+            generate(&format!("decode f32 kv=f32 h1/1 d8 page4 NHD q=[1] kv=[30] seed={seed}"))
+                .pages
+                .requests
+                .concat()
+        })
         .collect();
     assert!(orders.len() > 15, "seeds give different orders");
 }
@@ -93,8 +104,14 @@ fn pages_are_shuffled_apart_from_page_zero_and_spare_ones() {
 #[test]
 fn identity_and_descending_pages_are_what_they_say() {
     let line = "decode f32 kv=f32 h1/1 d8 page4 NHD q=[1x2] kv=[9,5]";
-    assert_eq!(generate(&format!("{line} paging=identity seed=1")).pages.requests, [vec![0, 1, 2], vec![3, 4]]);
-    assert_eq!(generate(&format!("{line} paging=descending seed=1")).pages.requests, [vec![6, 5, 4], vec![3, 2]]);
+    assert_eq!(
+        generate(&format!("{line} paging=identity seed=1")).pages.requests,
+        [vec![0, 1, 2], vec![3, 4]]
+    );
+    assert_eq!(
+        generate(&format!("{line} paging=descending seed=1")).pages.requests,
+        [vec![6, 5, 4], vec![3, 2]]
+    );
 }
 
 #[test]
@@ -117,7 +134,8 @@ const PINNED_QUERY_BITS: u32 = 0x3f80_80d7;
 
 #[test]
 fn stored_values_come_back_through_their_scale() {
-    let scaled = generate("decode f32 kv=e4m3 h2/2 d32 page4 NHD q=[1] kv=[40] kscale=[0.25,4] vscale=0.5 seed=2");
+    let scaled =
+        generate("decode f32 kv=e4m3 h2/2 d32 page4 NHD q=[1] kv=[40] kscale=[0.25,4] vscale=0.5 seed=2");
     let plain = generate("decode f32 kv=f32 h2/2 d32 page4 NHD q=[1] kv=[40] seed=2");
     for ((position, head, dim), code) in scaled.keys[0].indexed_iter() {
         let value = code * [0.25, 4.0][head];
@@ -131,7 +149,8 @@ fn stored_values_come_back_through_their_scale() {
 
 #[test]
 fn grids_are_exact_and_shift_every_logit() {
-    let shifted = generate("prefill bf16 kv=e4m3 h2/1 d64 page16 NHD q=[3] kv=[20] data=grid shift=-60000 seed=5");
+    let shifted =
+        generate("prefill bf16 kv=e4m3 h2/1 d64 page16 NHD q=[3] kv=[20] data=grid shift=-60000 seed=5");
     let plain = generate("prefill bf16 kv=e4m3 h2/1 d64 page16 NHD q=[3] kv=[20] data=grid seed=5");
     assert!(shifted.exact_products && plain.exact_products);
     let logit = |inputs: &Inputs, row: usize, key: usize, from: usize| -> f64 {
@@ -143,13 +162,19 @@ fn grids_are_exact_and_shift_every_logit() {
         let shift = logit(&shifted, row, key, 0) - logit(&plain, row, key, 1);
         assert!((shift + 60_000.0).abs() < 500.0, "{shift}");
     }
-    assert!(!generate("prefill f32 kv=f32 h2/1 d72 page16 NHD q=[3] kv=[20] data=grid seed=5").exact_products);
-    assert!(!generate("prefill bf16 kv=f32 h2/1 d64 page16 NHD q=[3] kv=[20] data=grid mag=0.3 seed=5").exact_products);
+    assert!(
+        !generate("prefill f32 kv=f32 h2/1 d72 page16 NHD q=[3] kv=[20] data=grid seed=5").exact_products
+    );
+    assert!(
+        !generate("prefill bf16 kv=f32 h2/1 d64 page16 NHD q=[3] kv=[20] data=grid mag=0.3 seed=5")
+            .exact_products
+    );
 }
 
 #[test]
 fn probes_hold_what_they_promise() {
-    let uniform = generate("prefill f32 kv=e5m2 h2/1 d16 page4 NHD q=[3] kv=[20] vscale=0.3 data=uniform-q0 seed=5");
+    let uniform =
+        generate("prefill f32 kv=e5m2 h2/1 d16 page4 NHD q=[3] kv=[20] vscale=0.3 data=uniform-q0 seed=5");
     assert!(uniform.query.iter().all(|q| *q == 0.0));
     assert!(uniform.values[0].iter().all(|v| v.fract() == 0.0 && v.abs() <= 8.0));
     assert!(uniform.values[0].iter().any(|v| *v != 0.0));
@@ -158,17 +183,32 @@ fn probes_hold_what_they_promise() {
     assert_eq!(heads.values[0][[4, 9, 15]], 10.0, "e5m2 cannot hold 9");
     assert_eq!(head_value(Format::F32, 31), 31.0);
     let needle = generate("prefill f32 kv=e4m3 h2/2 d16 page4 NHD q=[3] kv=[20] data=needle:9 seed=5");
-    let (page, slot) = needle.pages.locate(0, 9);
-    let row: Vec<f32> = needle.values[0].slice(ndarray::s![9, 1, 8..]).to_vec();
-    let digits = [page % 8, page / 8, 0, slot, 0, 0, 1, 0].map(|d| d as f32);
-    assert_eq!(row, digits);
-    let logits: Vec<f32> = (0..20).map(|key| (&needle.query.slice(ndarray::s![0, 0, ..]) * &needle.keys[0].slice(ndarray::s![key, 0, ..])).sum() / 4.0).collect();
+    let rows: HashSet<Vec<u32>> = (0..20)
+        .flat_map(|key| {
+            [0, 1]
+                .map(|head| needle.values[0].slice(ndarray::s![key, head, ..]).map(|v| v.to_bits()).to_vec())
+        })
+        .collect();
+    assert_eq!(rows.len(), 40, "every key of every head spells another address");
+    assert!(
+        needle.values[0].iter().all(|v| v.fract() == 0.0 && (0.0..=8.0).contains(v)),
+        "whole numbers that e5m2 holds"
+    );
+    let logits: Vec<f32> = (0..20)
+        .map(|key| {
+            (&needle.query.slice(ndarray::s![0, 0, ..]) * &needle.keys[0].slice(ndarray::s![key, 0, ..]))
+                .sum()
+                / 4.0
+        })
+        .collect();
     assert!((0..20).all(|key| key == 9 || logits[9] - logits[key] >= 256.0), "{logits:?}");
 }
 
 #[test]
 fn recorded_activations_arrive_unchanged_in_sixteen_bits() {
-    let inputs = generate("mixed bf16 kv=bf16 h9/3 d64 page16 NHD causal q=[24,1] kv=[61,185] data=real:layer12 seed=1");
+    let inputs = generate(
+        "mixed bf16 kv=bf16 h9/3 d64 page16 NHD causal q=[24,1] kv=[61,185] data=real:layer12 seed=1",
+    );
     let layer = recorded::layer(12).unwrap();
     assert_eq!(inputs.query.slice(ndarray::s![..24, .., ..]), layer.q.slice(ndarray::s![37..61, .., ..]));
     assert_eq!(inputs.query.slice(ndarray::s![24.., .., ..]), layer.q.slice(ndarray::s![184.., .., ..]));

@@ -30,11 +30,20 @@ impl<F: FnMut(usize, &Job, &mut Reply)> Executor for Spoiled<F> {
 
 /// Index of a named buffer among those that come back.
 fn returned(job: &Job, name: &str) -> usize {
-    job.buffers.iter().filter(|b| b.returned).position(|b| b.name == name).unwrap_or_else(|| panic!("no buffer {name}"))
+    job.buffers
+        .iter()
+        .filter(|b| b.returned)
+        .position(|b| b.name == name)
+        .unwrap_or_else(|| panic!("no buffer {name}"))
 }
 
 fn settings() -> Settings {
-    Settings { device: DeviceKind::Simt, checking: Checking::Never, schedule: None, limit: Duration::from_secs(60) }
+    Settings {
+        device: DeviceKind::Simt,
+        checking: Checking::Never,
+        schedule: None,
+        limit: Duration::from_secs(60),
+    }
 }
 
 fn judge(line: &str, spoil: impl FnMut(usize, &Job, &mut Reply)) -> Verdict {
@@ -64,15 +73,21 @@ const PLAIN: &str = "mixed f32 kv=f32 h4/2 d32 page4 NHD causal q=[3,2] kv=[9,6]
 
 #[test]
 fn untouched_replies_pass() {
-    assert!(matches!(judge(PLAIN, |_, _, _| {}), Verdict::Pass { worst_share } if worst_share > 0.0 && worst_share < 1.0));
+    assert!(
+        matches!(judge(PLAIN, |_, _, _| {}), Verdict::Pass { worst_share } if worst_share > 0.0 && worst_share < 1.0)
+    );
 }
 
 #[test]
 fn a_wrong_element_is_named_with_its_place() {
     // Row 1 of request 1 is row 4 of the batch; 4 heads of 32.
     let element = (4 * 4 + 2) * 32 + 5;
-    let failures = failures(judge(PLAIN, |_, job, reply| change(&mut reply.buffers[returned(job, "out")], element, |x| x + 0.01)));
-    let [Failure::Elements { output, wrong, of, worst, pattern, .. }] = &failures[..] else { panic!("{failures:?}") };
+    let failures = failures(judge(PLAIN, |_, job, reply| {
+        change(&mut reply.buffers[returned(job, "out")], element, |x| x + 0.01)
+    }));
+    let [Failure::Elements { output, wrong, of, worst, pattern, .. }] = &failures[..] else {
+        panic!("{failures:?}")
+    };
     assert_eq!((output.as_str(), *wrong, *of), ("out", 1, 5 * 4 * 32));
     let place = (worst.place.request, worst.place.row, worst.place.head, worst.place.dim);
     assert_eq!(place, (1, 1, 2, Some(5)));
@@ -82,8 +97,13 @@ fn a_wrong_element_is_named_with_its_place() {
 
 #[test]
 fn a_nan_is_a_mismatch() {
-    let failures = failures(judge(PLAIN, |_, job, reply| change(&mut reply.buffers[returned(job, "out")], 0, |_| f32::NAN)));
-    assert!(matches!(&failures[0], Failure::Elements { wrong: 1, worst, .. } if worst.got == "NaN"), "{failures:?}");
+    let failures = failures(judge(PLAIN, |_, job, reply| {
+        change(&mut reply.buffers[returned(job, "out")], 0, |_| f32::NAN)
+    }));
+    assert!(
+        matches!(&failures[0], Failure::Elements { wrong: 1, worst, .. } if worst.got == "NaN"),
+        "{failures:?}"
+    );
 }
 
 #[test]
@@ -127,7 +147,9 @@ fn a_run_that_depends_on_what_must_not_matter_is_named() {
                 reply.buffers[returned(job, "out")][0] ^= 1;
             }
         }));
-        let [Failure::Depends { on: found, output, elements: 1, .. }] = &failures[..] else { panic!("{failures:?}") };
+        let [Failure::Depends { on: found, output, elements: 1, .. }] = &failures[..] else {
+            panic!("{failures:?}")
+        };
         assert!(found.contains(on) && output == "out", "{found}");
     }
 }
@@ -185,15 +207,22 @@ fn leaked_bytes_are_a_verdict() {
     assert_eq!(error, "512 bytes of the pool are still in use after the call");
 }
 
-const INVALID: &str = "decode f32 kv=f32 h4/2 d32 page4 NHD q=[1] kv=[9] win=-2,0 expect=reject:window_left seed=1";
+const INVALID: &str =
+    "decode f32 kv=f32 h4/2 d32 page4 NHD q=[1] kv=[9] win=-2,0 expect=reject:window_left seed=1";
 
 #[test]
 fn a_refusal_must_name_its_argument_launch_nothing_and_write_nothing() {
     assert!(matches!(judge(INVALID, |_, _, _| {}), Verdict::Pass { .. }));
     let other = failures(judge(INVALID, |_, _, reply| {
-        reply.status = Status::Refused { argument: "window_left_over".to_owned(), message: "window_left_over is 1".to_owned() };
+        reply.status = Status::Refused {
+            argument: "window_left_over".to_owned(),
+            message: "window_left_over is 1".to_owned(),
+        };
     }));
-    assert!(matches!(&other[..], [Failure::WrongRefusal { expected, .. }] if expected == "window_left"), "{other:?}");
+    assert!(
+        matches!(&other[..], [Failure::WrongRefusal { expected, .. }] if expected == "window_left"),
+        "{other:?}"
+    );
     let accepted = failures(judge(INVALID, |_, _, reply| reply.status = Status::Completed));
     assert_eq!(accepted, [Failure::NotRefused { argument: "window_left".to_owned() }]);
     let launched = failures(judge(INVALID, |_, _, reply| reply.launches = 2));
@@ -213,16 +242,20 @@ fn a_valid_case_that_is_refused_fails_and_an_undeclared_gap_is_not_a_pass() {
     assert_eq!(gap.class(), Class::UndeclaredSkip);
 }
 
-const STORE: &str = "store bf16 kv=e4m3 h2/2 d16 page4 NHD pad=5,1,2,3 slots=[0,5,-1,7] kv=[8] kscale=0.5 vscale=0.25 seed=9";
+const STORE: &str =
+    "store bf16 kv=e4m3 h2/2 d16 page4 NHD pad=5,1,2,3 slots=[0,5,-1,7] kv=[8] kscale=0.5 vscale=0.25 seed=9";
 
 #[test]
 fn a_wrong_code_a_touched_slot_and_a_touched_gap_are_named() {
     assert!(matches!(judge(STORE, |_, _, _| {}), Verdict::Pass { .. }));
     let inputs = cases::inputs::StoreInputs::generate(&STORE.parse().unwrap()).unwrap();
     // Slot 5 was stored, slot 6 was not.
-    for (slot, word) in [(5, "page 1, slot 1, head 1, dim 7: code "), (6, "page 1, slot 2, head 1, dim 7: code ")] {
+    for (slot, word) in
+        [(5, "page 1, slot 1, head 1, dim 7: code "), (6, "page 1, slot 2, head 1, dim 7: code ")]
+    {
         let at = inputs.views.v.index(slot / 4, slot % 4, 1, 7);
-        let failures = failures(judge(STORE, |_, job, reply| reply.buffers[returned(job, "v_cache")][at] ^= 0x21));
+        let failures =
+            failures(judge(STORE, |_, job, reply| reply.buffers[returned(job, "v_cache")][at] ^= 0x21));
         let [Failure::Cache { tensor, wrong: 1, first, .. }] = &failures[..] else { panic!("{failures:?}") };
         assert!(tensor == "v" && first.starts_with(word), "{first}");
     }

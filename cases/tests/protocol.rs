@@ -48,13 +48,14 @@ fn a_truncated_job_is_an_error_and_not_a_shorter_job() {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    let finding = (any::<String>(), any::<Option<String>>(), any::<u64>()).prop_map(|(message, site, count)| Finding {
-        kind: FindingKind::OutOfBounds,
-        message,
-        site: site.clone(),
-        other_site: site,
-        count,
-    });
+    let finding =
+        (any::<String>(), any::<Option<String>>(), any::<u64>()).prop_map(|(message, site, count)| Finding {
+            kind: FindingKind::OutOfBounds,
+            message,
+            site: site.clone(),
+            other_site: site,
+            count,
+        });
     prop_oneof![
         Just(Status::Completed),
         any::<(String, String)>().prop_map(|(argument, message)| Status::Refused { argument, message }),

@@ -16,7 +16,8 @@ fn request(layer: &Layer) -> Request<'_> {
 fn f64_agrees_with_the_recorded_answer_to_1e_12(#[values(0, 12, 29)] number: u32) {
     let layer = layer(number).expect("the layer was recorded");
     let model = BoundModel::new(Format::F32, 64);
-    let reference = attend_f64(&request(&layer), &AttentionOptions::causal(SCALE), &model, Rows::All).unwrap();
+    let reference =
+        attend_f64(&request(&layer), &AttentionOptions::causal(SCALE), &model, Rows::All).unwrap();
     assert_eq!(reference.out.dim(), (185, 9, 64));
     let mut largest: f64 = 0.0;
     Zip::from(&reference.out).and(&layer.out).for_each(|a, b| largest = largest.max((a - b).abs()));

@@ -23,7 +23,11 @@ fn a_broken_compiler_is_no_verdict() {
     // One that can say its version and nothing else.
     let dir = tempfile::tempdir().unwrap();
     let script = dir.path().join("c++");
-    std::fs::write(&script, "#!/bin/sh\n[ \"$1\" = --version ] && echo 'broken 1.0' && exit 0\necho cannot compile >&2\nexit 1\n").unwrap();
+    std::fs::write(
+        &script,
+        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'broken 1.0' && exit 0\necho cannot compile >&2\nexit 1\n",
+    )
+    .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let ended = run(attest(["verify", "--tier", "smoke"]).env("CXX", &script)).expect(3);
     let ended = ended.complains("broken C++ compiler").complains("cannot compile");
@@ -48,13 +52,15 @@ fn kernel_sources_that_cannot_be_read_are_no_verdict() {
 
 #[test]
 fn a_report_that_cannot_be_written_is_known_before_the_run() {
-    let ended = run(&mut attest(["replay", CASE, "--report", "json=/no/such/directory/report.json"])).expect(3);
+    let ended =
+        run(&mut attest(["replay", CASE, "--report", "json=/no/such/directory/report.json"])).expect(3);
     ended.complains("/no/such/directory/report.json");
 }
 
 #[test]
 fn a_malformed_line_is_a_usage_error_that_points_at_the_term() {
-    let ended = run(&mut attest(["replay", "decode f32 kv=f33 h2/1 d32 page16 NHD q=[1] kv=[5] seed=1"])).expect(2);
+    let ended =
+        run(&mut attest(["replay", "decode f32 kv=f33 h2/1 d32 page16 NHD q=[1] kv=[5] seed=1"])).expect(2);
     let ended = ended.complains("column 12: kv format is `f33`; accepted: kv=f32, bf16, f16, e4m3, e5m2");
     let pointer = ended.stderr.lines().last().unwrap();
     assert_eq!(pointer, format!("  {}^", " ".repeat(11)));

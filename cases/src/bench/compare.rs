@@ -25,7 +25,10 @@ impl Change {
 #[must_use]
 pub fn changes(then: &BenchReport, now: &BenchReport, threshold: f64) -> (Vec<Change>, Vec<Change>) {
     let times = |report: &BenchReport| -> Vec<(String, Option<f64>)> {
-        let arms = report.problems.iter().flat_map(|p| p.arms.iter().map(move |a| (format!("{}: {}", p.problem, a.arm), a.ms)));
+        let arms = report
+            .problems
+            .iter()
+            .flat_map(|p| p.arms.iter().map(move |a| (format!("{}: {}", p.problem, a.arm), a.ms)));
         arms.collect()
     };
     let now = times(now);
@@ -44,7 +47,10 @@ mod tests {
     use kernels::device::{DeviceInfo, DeviceKind};
 
     fn report(times: &[(&str, Option<f64>)]) -> BenchReport {
-        let arms = times.iter().map(|(name, ms)| ArmTiming { ms: *ms, ..ArmTiming::named((*name).to_owned()) }).collect();
+        let arms = times
+            .iter()
+            .map(|(name, ms)| ArmTiming { ms: *ms, ..ArmTiming::named((*name).to_owned()) })
+            .collect();
         let device = DeviceInfo {
             kind: DeviceKind::Cuda,
             name: "card".into(),
@@ -63,7 +69,13 @@ mod tests {
 
     #[test]
     fn slower_faster_and_lost_times_are_told_apart() {
-        let then = report(&[("same", Some(1.0)), ("slow", Some(1.0)), ("fast", Some(1.0)), ("lost", Some(1.0)), ("gone", Some(1.0))]);
+        let then = report(&[
+            ("same", Some(1.0)),
+            ("slow", Some(1.0)),
+            ("fast", Some(1.0)),
+            ("lost", Some(1.0)),
+            ("gone", Some(1.0)),
+        ]);
         let now = report(&[("same", Some(1.04)), ("slow", Some(1.2)), ("fast", Some(0.5)), ("lost", None)]);
         let (slower, faster) = changes(&then, &now, 0.05);
         let names = |c: &[Change]| c.iter().map(|c| c.what.clone()).collect::<Vec<_>>();

@@ -30,7 +30,10 @@ fn normal_codes() -> Vec<u8> {
     let mut fill = Fill(0x9e37_79b9_7f4a_7c15);
     let uniform = |fill: &mut Fill| (fill.next() >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
     // The sum of twelve uniform values of variance 1/12.
-    (0..65536).map(|_| (0..12).map(|_| uniform(&mut fill)).sum::<f32>()).map(|x| Format::E4m3.encode(x) as u8).collect()
+    (0..65536)
+        .map(|_| (0..12).map(|_| uniform(&mut fill)).sum::<f32>())
+        .map(|x| Format::E4m3.encode(x) as u8)
+        .collect()
 }
 
 /// One copy of the inputs.
@@ -149,7 +152,10 @@ impl Data {
             max_query_len: p.q_len,
             max_seq_len: p.kv_len,
         };
-        let kv = PagedCache::unscaled(tensor(&copy.k[which], kv_dtype, &cache), tensor(&copy.v[which], kv_dtype, &cache));
+        let kv = PagedCache::unscaled(
+            tensor(&copy.k[which], kv_dtype, &cache),
+            tensor(&copy.v[which], kv_dtype, &cache),
+        );
         let (q, out) = (tensor(&copy.q, DType::Bf16, &rows), tensor(&self.out, DType::Bf16, &rows));
         AttentionArgs::causal(q, kv, out, metadata)
     }

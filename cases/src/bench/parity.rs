@@ -63,7 +63,8 @@ impl Parity {
     pub(super) fn new(data: &Data) -> Result<Self, BenchError> {
         let p = &data.problem;
         let requests = p.batch as usize;
-        let mut chosen: Vec<usize> = (0..SAMPLED_REQUESTS.min(requests)).map(|i| i * (requests - 1) / 2).collect();
+        let mut chosen: Vec<usize> =
+            (0..SAMPLED_REQUESTS.min(requests)).map(|i| i * (requests - 1) / 2).collect();
         chosen.dedup();
         let samples = chosen.into_iter().map(|request| sample(data, request)).collect::<Result<_, _>>()?;
         Ok(Self { samples, first: None })
@@ -103,7 +104,8 @@ impl Parity {
         let bounds = self.samples.iter().flat_map(|s| s.reference.bound.iter().zip(s.reference.out.iter()));
         let allowed = 4.0 * bounds.map(|(bound, out)| bound + out.abs() / 256.0).fold(0.0, f64::max);
         let differences = want.iter().zip(got).map(|(a, b)| f64::from((a - b).abs())).enumerate();
-        let (element, difference) = differences.fold((0, 0.0), |worst, next| if next.1 > worst.1 { next } else { worst });
+        let (element, difference) =
+            differences.fold((0, 0.0), |worst, next| if next.1 > worst.1 { next } else { worst });
         if difference > allowed {
             return Err(ParityError::Arms { other: other.to_owned(), difference, element, allowed });
         }
@@ -113,7 +115,8 @@ impl Parity {
 
 /// First and last rows and tile edges, then rows spread over the request.
 fn sampled_rows(q_len: usize) -> Vec<usize> {
-    let edges = [0, 1, 15, 16, 63, 64, q_len / 2, q_len.saturating_sub(65), q_len.saturating_sub(2), q_len - 1];
+    let edges =
+        [0, 1, 15, 16, 63, 64, q_len / 2, q_len.saturating_sub(65), q_len.saturating_sub(2), q_len - 1];
     let spread = (0..SAMPLED_ROWS).map(|i| (i * 7919 + 101) % q_len);
     let mut rows: Vec<usize> = edges.into_iter().filter(|&r| r < q_len).chain(spread).collect();
     rows.sort_unstable();
@@ -124,7 +127,8 @@ fn sampled_rows(q_len: usize) -> Vec<usize> {
 fn sample(data: &Data, request: usize) -> Result<Sample, BenchError> {
     let p = &data.problem;
     let (q_len, kv_len) = (p.q_len as usize, p.kv_len as usize);
-    let (hq, hk, dim, page) = (p.num_q_heads as usize, p.num_kv_heads as usize, p.head_dim as usize, p.page_size as usize);
+    let (hq, hk, dim, page) =
+        (p.num_q_heads as usize, p.num_kv_heads as usize, p.head_dim as usize, p.page_size as usize);
     let columns = data.pages.len() / p.batch as usize;
     let gather = |codes: &[u8]| {
         Array3::from_shape_fn((kv_len, hk, dim), |(key, head, d)| {
@@ -157,7 +161,8 @@ fn against_oracle(
     let mut got = Array3::zeros((reference.rows.len(), hq, dim));
     for (i, row) in reference.rows.iter().enumerate() {
         let first = (sample.request * q_len + row) * hq * dim;
-        let values = ndarray::ArrayView2::from_shape((hq, dim), &out[first..first + hq * dim]).expect("one row");
+        let values =
+            ndarray::ArrayView2::from_shape((hq, dim), &out[first..first + hq * dim]).expect("one row");
         got.slice_mut(s![i, .., ..]).assign(&values);
     }
     let comparison = compare(got.view(), reference, Format::Bf16)?;
@@ -180,13 +185,16 @@ mod tests {
     fn rows_are_distinct_and_exist() {
         for q_len in [1, 2, 9, 64, 8192] {
             let rows = sampled_rows(q_len);
-            assert!(rows.windows(2).all(|w| w[0] < w[1]) && *rows.last().unwrap() == q_len - 1 && rows[0] == 0);
+            assert!(
+                rows.windows(2).all(|w| w[0] < w[1]) && *rows.last().unwrap() == q_len - 1 && rows[0] == 0
+            );
         }
     }
 
     #[test]
     fn only_the_scalar_arm_keeps_p_in_f32() {
-        let case: crate::case::Case = "decode bf16 kv=bf16 h8/2 d64 page16 NHD q=[1] kv=[40] seed=7".parse().unwrap();
+        let case: crate::case::Case =
+            "decode bf16 kv=bf16 h8/2 d64 page16 NHD q=[1] kv=[40] seed=7".parse().unwrap();
         for run in ArmRun::ALL.iter().filter(|run| !run.fp8) {
             let exact = p_format(run.arm.name(), &case.problem) == Format::F32;
             assert_eq!(exact, run.arm == kernels::arm::Arm::Scalar, "{}", run.label());

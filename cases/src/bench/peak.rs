@@ -4,9 +4,9 @@ use kernels::device::{DeviceRef, StreamId};
 use kernels::peak::{mma_peak, out_bytes};
 use kernels::scratch::Scratch;
 
+use super::BenchError;
 use super::report::Ceilings;
 use super::timing::Stopwatch;
-use super::BenchError;
 
 const COPY_BYTES: u64 = 1 << 30;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
@@ -38,7 +38,10 @@ pub(super) fn measure(device: &DeviceRef) -> Result<Ceilings, BenchError> {
 }
 
 /// The median of several times in milliseconds, the first of which is dropped as a warm-up.
-pub(super) fn median(rounds: usize, mut time: impl FnMut() -> Result<f32, BenchError>) -> Result<f64, BenchError> {
+pub(super) fn median(
+    rounds: usize,
+    mut time: impl FnMut() -> Result<f32, BenchError>,
+) -> Result<f64, BenchError> {
     time()?;
     let mut all = (0..rounds).map(|_| time()).collect::<Result<Vec<_>, _>>()?;
     all.sort_by(f32::total_cmp);

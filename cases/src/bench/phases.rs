@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use kernels::device::{
-    Device, DeviceInfo, DevicePtr, DeviceRef, DeviceResult, EventId, GraphId, KernelId, LaunchConfig, PoolBytes, StreamId,
+    Device, DeviceInfo, DevicePtr, DeviceRef, DeviceResult, EventId, GraphId, KernelId, LaunchConfig,
+    PoolBytes, StreamId,
 };
 use kernels::launch::paged_attention_with;
 use kernels::source::KernelSpec;
@@ -44,7 +45,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl TimedDevice {
-    fn between(&self, name: &'static str, stream: StreamId, work: impl FnOnce() -> DeviceResult<()>) -> DeviceResult<()> {
+    fn between(
+        &self,
+        name: &'static str,
+        stream: StreamId,
+        work: impl FnOnce() -> DeviceResult<()>,
+    ) -> DeviceResult<()> {
         let (start, end) = (self.inner.create_event()?, self.inner.create_event()?);
         lock(&self.log).push((name, Mark::Device(start, end)));
         self.inner.record_event(start, stream)?;
@@ -100,7 +106,13 @@ impl Device for TimedDevice {
     fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
         self.inner.copy_to_host(dst, src, stream)
     }
-    fn copy_on_device(&self, dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamId) -> DeviceResult<()> {
+    fn copy_on_device(
+        &self,
+        dst: DevicePtr,
+        src: DevicePtr,
+        bytes: u64,
+        stream: StreamId,
+    ) -> DeviceResult<()> {
         self.between("copy", stream, || self.inner.copy_on_device(dst, src, bytes, stream))
     }
     fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> DeviceResult<()> {
@@ -111,7 +123,13 @@ impl Device for TimedDevice {
         lock(&self.entries).insert(id.0, spec.entry);
         Ok(id)
     }
-    fn launch(&self, kernel: KernelId, config: LaunchConfig, params: &[u8], stream: StreamId) -> DeviceResult<()> {
+    fn launch(
+        &self,
+        kernel: KernelId,
+        config: LaunchConfig,
+        params: &[u8],
+        stream: StreamId,
+    ) -> DeviceResult<()> {
         let name = lock(&self.entries).get(&kernel.0).copied().unwrap_or("launch");
         self.between(name, stream, || self.inner.launch(kernel, config, params, stream))
     }
@@ -158,7 +176,8 @@ impl Device for TimedDevice {
 
 /// The phases of a call that owns its scratch, in the order of their names.
 pub(super) fn measure(device: &DeviceRef, data: &Data, run: ArmRun) -> Result<Vec<Phase>, BenchError> {
-    let timed = Arc::new(TimedDevice { inner: device.clone(), entries: Mutex::default(), log: Mutex::default() });
+    let timed =
+        Arc::new(TimedDevice { inner: device.clone(), entries: Mutex::default(), log: Mutex::default() });
     let as_device: DeviceRef = timed.clone();
     let mut seen: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
     for call in 0..=CALLS {

@@ -46,7 +46,9 @@ pub fn svg(report: &BenchReport) -> Option<String> {
     let series = series(report);
     let points = || series.iter().flat_map(|(_, points)| points);
     let range = |values: &mut dyn Iterator<Item = f64>| {
-        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v.log2()), high.max(v.log2())))
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
+            (low.min(v.log2()), high.max(v.log2()))
+        })
     };
     points().next()?;
     let (x, y) = (range(&mut points().map(|p| p.0)), range(&mut points().map(|p| p.1)));
@@ -62,12 +64,20 @@ pub fn svg(report: &BenchReport) -> Option<String> {
         let colour = COLOURS[i % COLOURS.len()];
         let places: Vec<(f64, f64)> = points.iter().map(|p| axes.place(p.0, p.1)).collect();
         let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let _ = writeln!(text, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>", path.join(" "));
+        let _ = writeln!(
+            text,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            path.join(" ")
+        );
         for (x, y) in &places {
             let _ = writeln!(text, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
         }
         let line = MARGIN.0 + 16.0 * (i as f64 + 1.0);
-        let _ = writeln!(text, "<text x=\"{}\" y=\"{line}\" fill=\"{colour}\">{name}</text>", WIDTH - MARGIN.1 + 12.0);
+        let _ = writeln!(
+            text,
+            "<text x=\"{}\" y=\"{line}\" fill=\"{colour}\">{name}</text>",
+            WIDTH - MARGIN.1 + 12.0
+        );
     }
     text.push_str("</svg>\n");
     Some(text)
@@ -75,14 +85,33 @@ pub fn svg(report: &BenchReport) -> Option<String> {
 
 fn grid(text: &mut String, axes: &Axes) {
     for n in axes.x.0 as i32..=axes.x.1 as i32 {
-        let ((x, bottom), (_, top)) = (axes.place(2f64.powi(n), 2f64.powf(axes.y.0)), axes.place(2f64.powi(n), 2f64.powf(axes.y.1)));
-        let _ = writeln!(text, "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{bottom:.1}\" y2=\"{top:.1}\" stroke=\"#e5e7eb\"/>");
-        let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>", bottom + 18.0, 1_u64 << n);
+        let ((x, bottom), (_, top)) =
+            (axes.place(2f64.powi(n), 2f64.powf(axes.y.0)), axes.place(2f64.powi(n), 2f64.powf(axes.y.1)));
+        let _ = writeln!(
+            text,
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{bottom:.1}\" y2=\"{top:.1}\" stroke=\"#e5e7eb\"/>"
+        );
+        let _ = writeln!(
+            text,
+            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            bottom + 18.0,
+            1_u64 << n
+        );
     }
     for n in axes.y.0 as i32..=axes.y.1 as i32 {
-        let ((left, y), (right, _)) = (axes.place(2f64.powf(axes.x.0), 2f64.powi(n)), axes.place(2f64.powf(axes.x.1), 2f64.powi(n)));
-        let _ = writeln!(text, "<line x1=\"{left:.1}\" x2=\"{right:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#e5e7eb\"/>");
-        let _ = writeln!(text, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.3} ms</text>", left - 6.0, y + 4.0, 2f64.powi(n));
+        let ((left, y), (right, _)) =
+            (axes.place(2f64.powf(axes.x.0), 2f64.powi(n)), axes.place(2f64.powf(axes.x.1), 2f64.powi(n)));
+        let _ = writeln!(
+            text,
+            "<line x1=\"{left:.1}\" x2=\"{right:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#e5e7eb\"/>"
+        );
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.3} ms</text>",
+            left - 6.0,
+            y + 4.0,
+            2f64.powi(n)
+        );
     }
     let (x, y) = axes.place(2f64.powf(axes.x.0.midpoint(axes.x.1)), 2f64.powf(axes.y.0));
     let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">keys</text>", y + 36.0);

@@ -45,7 +45,17 @@ pub fn prefill_32k(device: &DeviceRef) -> Result<Vec<PrefillRun>, BenchError> {
     let runs = [(Arm::Mma, false, 5), (Arm::Fp8Dense, true, 5), (Arm::Scalar, true, 1)];
     let mut all: Vec<(PrefillRun, u64)> = runs
         .iter()
-        .map(|&(arm, fp8, _)| (PrefillRun { arm: ArmRun { arm, fp8 }.label(), seconds: 0.0, tokens_per_s: 0.0, peak_gib: 0.0 }, 0))
+        .map(|&(arm, fp8, _)| {
+            (
+                PrefillRun {
+                    arm: ArmRun { arm, fp8 }.label(),
+                    seconds: 0.0,
+                    tokens_per_s: 0.0,
+                    peak_gib: 0.0,
+                },
+                0,
+            )
+        })
         .collect();
     let watch = Stopwatch::new(device)?;
     for chunk in 1..=TOKENS / CHUNK {
@@ -54,13 +64,21 @@ pub fn prefill_32k(device: &DeviceRef) -> Result<Vec<PrefillRun>, BenchError> {
             let mut workspace = Workspace::new(device, StreamId::DEFAULT);
             let mut call = |copy: usize| -> Result<(), BenchError> {
                 let args = data.args(ArmRun { arm, fp8 }, copy);
-                paged_attention_with(device, StreamId::DEFAULT, Some(arm), &args, &knobs(&data), Some(&mut workspace))?;
+                paged_attention_with(
+                    device,
+                    StreamId::DEFAULT,
+                    Some(arm),
+                    &args,
+                    &knobs(&data),
+                    Some(&mut workspace),
+                )?;
                 Ok(())
             };
             if rounds > 1 {
                 call(0)?;
             }
-            let mut ms = (0..rounds).map(|round| watch.time(|| call(round))).collect::<Result<Vec<_>, _>>()?;
+            let mut ms =
+                (0..rounds).map(|round| watch.time(|| call(round))).collect::<Result<Vec<_>, _>>()?;
             ms.sort_by(f32::total_cmp);
             run.seconds += f64::from(ms[ms.len() / 2]) * LAYERS as f64 / 1e3;
             *scratch = (*scratch).max(workspace.pieces().iter().map(|(_, bytes)| bytes).sum());

@@ -39,12 +39,14 @@ impl FromStr for BenchProblem {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let wrong = |value: &str| SizeError { argument: "size", value: value.to_owned(), accepted: SIZE_FORM };
+        let wrong =
+            |value: &str| SizeError { argument: "size", value: value.to_owned(), accepted: SIZE_FORM };
         let (mut heads, mut head_dim, mut page, mut batch, mut q, mut kv) = (None, None, 32, 1, None, None);
         for term in text.split_whitespace() {
             let number = |prefix: &str| term.strip_prefix(prefix)?.parse::<u64>().ok().filter(|&n| n > 0);
             if let Some((left, right)) = term.strip_prefix('h').and_then(|rest| rest.split_once('/')) {
-                heads = left.parse().ok().zip(right.parse().ok()).filter(|&(l, r)| r > 0 && l % r == 0 && l > 0);
+                heads =
+                    left.parse().ok().zip(right.parse().ok()).filter(|&(l, r)| r > 0 && l % r == 0 && l > 0);
                 heads.ok_or_else(|| wrong(term))?;
             } else if let Some(n) = number("kv") {
                 kv = Some(n);
@@ -61,7 +63,9 @@ impl FromStr for BenchProblem {
             }
         }
         let complete = heads.zip(head_dim).zip(q.zip(kv));
-        let Some((((num_q_heads, num_kv_heads), head_dim), (q_len, kv_len))) = complete else { return Err(wrong(text)) };
+        let Some((((num_q_heads, num_kv_heads), head_dim), (q_len, kv_len))) = complete else {
+            return Err(wrong(text));
+        };
         if q_len > kv_len {
             return Err(wrong(text));
         }
@@ -181,8 +185,13 @@ impl Preset {
                 BenchProblem::of((24, 4), 256, 64, 1, 4096),
             ],
             Self::VerifyQ9 => vec![BenchProblem::of((24, 4), 256, 16, 9, 8192)],
-            Self::Store => vec![BenchProblem::of((32, 4), 256, 1, 8192, 8192), BenchProblem::of((32, 8), 128, 64, 1, 4096)],
-            Self::Sweep => (8..=17).map(|n| BenchProblem::of((32, 4), 256, 1, (1_u64 << n).min(8192), 1 << n)).collect(),
+            Self::Store => vec![
+                BenchProblem::of((32, 4), 256, 1, 8192, 8192),
+                BenchProblem::of((32, 8), 128, 64, 1, 4096),
+            ],
+            Self::Sweep => {
+                (8..=17).map(|n| BenchProblem::of((32, 4), 256, 1, (1_u64 << n).min(8192), 1 << n)).collect()
+            }
         }
     }
 }
@@ -202,7 +211,12 @@ mod tests {
 
     #[test]
     fn malformed_sizes_name_the_term() {
-        for (text, term) in [("h32/5 d64 q1 kv1", "h32/5"), ("h4/2 d64 q1 kv1 x3", "x3"), ("h4/2 q1 kv1", "h4/2 q1 kv1"), ("h4/2 d64 q9 kv8", "h4/2 d64 q9 kv8")] {
+        for (text, term) in [
+            ("h32/5 d64 q1 kv1", "h32/5"),
+            ("h4/2 d64 q1 kv1 x3", "x3"),
+            ("h4/2 q1 kv1", "h4/2 q1 kv1"),
+            ("h4/2 d64 q9 kv8", "h4/2 d64 q9 kv8"),
+        ] {
             let error = text.parse::<BenchProblem>().unwrap_err();
             assert_eq!(error.value, term);
         }

@@ -61,8 +61,19 @@ impl ArmTiming {
         }
     }
 
-    pub(super) fn new(problem: &BenchProblem, run: ArmRun, share: f64, times: &Times, phases: Vec<Phase>) -> Self {
-        let mut timing = Self { share: Some(share), scratch_bytes: times.scratch_bytes, phases, ..Self::named(run.label()) };
+    pub(super) fn new(
+        problem: &BenchProblem,
+        run: ArmRun,
+        share: f64,
+        times: &Times,
+        phases: Vec<Phase>,
+    ) -> Self {
+        let mut timing = Self {
+            share: Some(share),
+            scratch_bytes: times.scratch_bytes,
+            phases,
+            ..Self::named(run.label())
+        };
         let ms = timing.set_times(&times.ms);
         if problem.is_decode() {
             timing.tb_s = Some(problem.cache_bytes(run.fp8) / ms / 1e9);
@@ -135,9 +146,16 @@ impl BenchReport {
             self.problem_table(&mut text, problem);
         }
         if !self.prefill.is_empty() {
-            let _ = writeln!(text, "\n| 32k prefill | total s | tok/s | cache and scratch GiB |\n| --- | --- | --- | --- |");
+            let _ = writeln!(
+                text,
+                "\n| 32k prefill | total s | tok/s | cache and scratch GiB |\n| --- | --- | --- | --- |"
+            );
             for run in &self.prefill {
-                let _ = writeln!(text, "| {} | {:.3} | {:.0} | {:.2} |", run.arm, run.seconds, run.tokens_per_s, run.peak_gib);
+                let _ = writeln!(
+                    text,
+                    "| {} | {:.3} | {:.0} | {:.2} |",
+                    run.arm, run.seconds, run.tokens_per_s, run.peak_gib
+                );
             }
         }
         text
@@ -145,14 +163,18 @@ impl BenchReport {
 
     fn problem_table(&self, text: &mut String, problem: &ProblemReport) {
         let _ = writeln!(text, "\n{}\n", problem.problem);
-        let _ = writeln!(text, "| arm | ms | spread | rate | of ceiling | worst share | scratch MiB | phases ms |");
+        let _ = writeln!(
+            text,
+            "| arm | ms | spread | rate | of ceiling | worst share | scratch MiB | phases ms |"
+        );
         let _ = writeln!(text, "| --- | --- | --- | --- | --- | --- | --- | --- |");
         for arm in &problem.arms {
             if let Some(why) = &arm.mismatch {
                 let _ = writeln!(text, "| {} | MISMATCH: {why} | | | | | | |", arm.arm);
                 continue;
             }
-            let (ms, (low, high)) = (arm.ms.unwrap_or(f64::NAN), arm.spread_ms.unwrap_or((f64::NAN, f64::NAN)));
+            let (ms, (low, high)) =
+                (arm.ms.unwrap_or(f64::NAN), arm.spread_ms.unwrap_or((f64::NAN, f64::NAN)));
             let (rate, share) = match (arm.tflop_s, arm.tb_s) {
                 (Some(rate), _) => (format!("{rate:.0} TFLOP/s"), rate / self.ceilings.mma_tflop_s),
                 (_, Some(rate)) => (format!("{rate:.2} TB/s"), rate / self.ceilings.copy_tb_s),

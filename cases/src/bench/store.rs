@@ -39,9 +39,17 @@ fn time_store(device: &DeviceRef, problem: &BenchProblem, dtype: DType) -> Resul
             ((bits as u16 & 0x87ff) + 0x3c00).to_le_bytes()
         })
         .collect();
-    let slots: Vec<u8> = (0..tokens).flat_map(|i| ((i * 7919) % tokens + problem.page_size).cast_signed().to_le_bytes()).collect();
-    let sources = [Scratch::new(device, tokens * row * 2, StreamId::DEFAULT)?, Scratch::new(device, tokens * row * 2, StreamId::DEFAULT)?];
-    let caches = [Scratch::new(device, cache_bytes, StreamId::DEFAULT)?, Scratch::new(device, cache_bytes, StreamId::DEFAULT)?];
+    let slots: Vec<u8> = (0..tokens)
+        .flat_map(|i| ((i * 7919) % tokens + problem.page_size).cast_signed().to_le_bytes())
+        .collect();
+    let sources = [
+        Scratch::new(device, tokens * row * 2, StreamId::DEFAULT)?,
+        Scratch::new(device, tokens * row * 2, StreamId::DEFAULT)?,
+    ];
+    let caches = [
+        Scratch::new(device, cache_bytes, StreamId::DEFAULT)?,
+        Scratch::new(device, cache_bytes, StreamId::DEFAULT)?,
+    ];
     let mapping = Scratch::new(device, tokens * 8, StreamId::DEFAULT)?;
     device.copy_to_device(mapping.ptr(), &slots, StreamId::DEFAULT)?;
     for scratch in &sources {
@@ -101,7 +109,11 @@ fn difference(stored: &[u8], source: &[u8], slots: &[u8], row: usize, dtype: DTy
                 _ => oracle::store_code(Format::E4m3, Format::Bf16.decode(bits), 1.0),
             };
             let to = (slot * row + element) * size;
-            let got = if size == 2 { u32::from(u16::from_le_bytes([stored[to], stored[to + 1]])) } else { u32::from(stored[to]) };
+            let got = if size == 2 {
+                u32::from(u16::from_le_bytes([stored[to], stored[to + 1]]))
+            } else {
+                u32::from(stored[to])
+            };
             if got != want {
                 return Some(format!("token {token}, element {element}: stored {got:#x}, want {want:#x}"));
             }

@@ -101,7 +101,12 @@ pub(super) fn time_arms(device: &DeviceRef, data: &Data, runs: &[ArmRun]) -> Res
 }
 
 /// Warms an arm up, sees how long a call takes, and captures as many calls as fill a batch.
-fn prepare(device: &DeviceRef, data: &Data, run: ArmRun, watch: &Stopwatch<'_>) -> Result<Prepared, BenchError> {
+fn prepare(
+    device: &DeviceRef,
+    data: &Data,
+    run: ArmRun,
+    watch: &Stopwatch<'_>,
+) -> Result<Prepared, BenchError> {
     let knobs = knobs(data);
     let mut workspace = Workspace::new(device, StreamId::DEFAULT);
     let mut call = |copy: usize| -> Result<(), BenchError> {
@@ -111,7 +116,8 @@ fn prepare(device: &DeviceRef, data: &Data, run: ArmRun, watch: &Stopwatch<'_>) 
     };
     call(0)?;
     let one = watch.time(|| call(1))?.max(1e-3);
-    let calls = ((BATCH_MS / one) as usize).clamp(1, MAX_CALLS).max(if one < 20.0 { data.copies() } else { 1 });
+    let calls =
+        ((BATCH_MS / one) as usize).clamp(1, MAX_CALLS).max(if one < 20.0 { data.copies() } else { 1 });
     device.begin_capture(StreamId::DEFAULT)?;
     let recorded = (0..calls).try_for_each(&mut call);
     // The capture ends whatever came of the calls, or the stream would be of no use to anybody.

@@ -202,7 +202,7 @@ fn problem(terms: &Terms<'_>) -> Result<Problem, ParseError> {
     let slots = terms.optional("slots", "[slot,slot,…] with −1 for a skipped row", list)?;
     let query_lens = match &slots {
         Some(_) => Vec::new(),
-        None => terms.required("q", "[len,len,…]", |t| sizes(t))?,
+        None => terms.required("q", "[len,len,…]", sizes)?,
     };
     Ok(Problem {
         op,
@@ -223,7 +223,7 @@ fn problem(terms: &Terms<'_>) -> Result<Problem, ParseError> {
         k_scale: terms.optional("kscale", SCALE_ACCEPTED, scale)?.unwrap_or_default(),
         v_scale: terms.optional("vscale", SCALE_ACCEPTED, scale)?.unwrap_or_default(),
         query_lens,
-        kv_lens: terms.required("kv lengths", "kv=[len,len,…]", |t| sizes(t))?,
+        kv_lens: terms.required("kv lengths", "kv=[len,len,…]", sizes)?,
         wants_lse: op != Op::Store && !terms.has("nolse"),
         slots,
     })

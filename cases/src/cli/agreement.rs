@@ -28,7 +28,8 @@ pub(super) fn recorder(path: &Path, kind: DeviceKind) -> Result<Box<dyn Consumer
 }
 
 fn sources() -> Result<SourceSet, Failure> {
-    SourceSet::load().map_err(|error| Failure::surroundings(format!("the kernel sources cannot be read: {error}")))
+    SourceSet::load()
+        .map_err(|error| Failure::surroundings(format!("the kernel sources cannot be read: {error}")))
 }
 
 /// Compares the card with `simt` over the items.
@@ -40,7 +41,9 @@ pub(super) fn run(
     record: Option<&Path>,
 ) -> Result<u8, Failure> {
     if kind != DeviceKind::Cuda {
-        return Err(Failure::surroundings("--against simt compares a card with the CPU: there is no card here"));
+        return Err(Failure::surroundings(
+            "--against simt compares a card with the CPU: there is no card here",
+        ));
     }
     let report = compare_devices(items, [DeviceKind::Cuda, DeviceKind::Simt], executor, jobs, limit);
     print(&report);
@@ -52,7 +55,11 @@ pub(super) fn run(
     if skipped > 0 {
         println!("skipped: {skipped} (outside the support manifest, or a case that must be refused)");
     }
-    println!("{} passed, {} failed, {skipped} skipped", compared - report.differences.len(), report.differences.len());
+    println!(
+        "{} passed, {} failed, {skipped} skipped",
+        compared - report.differences.len(),
+        report.differences.len()
+    );
     Ok(match (compared, report.differences.len()) {
         (0, _) => 4,
         (_, 0) => 0,
@@ -78,10 +85,14 @@ fn print(report: &AgreementReport) {
 }
 
 fn add_to_record(path: &Path, report: &AgreementReport) -> Result<(), Failure> {
-    let mut record = CardRecord::read(path)
-        .map_err(|error| Failure::usage(format!("--record {}: {error}; make it without --against first", path.display())))?;
+    let mut record = CardRecord::read(path).map_err(|error| {
+        Failure::usage(format!("--record {}: {error}; make it without --against first", path.display()))
+    })?;
     if record.is_stale(&sources()?) {
-        return Err(Failure::usage(format!("--record {} is of other kernel sources; make it anew first", path.display())));
+        return Err(Failure::usage(format!(
+            "--record {} is of other kernel sources; make it anew first",
+            path.display()
+        )));
     }
     for (name, agreement) in &report.arms {
         record.arms.entry(name.clone()).or_default().against_simt = Some(*agreement);
@@ -110,12 +121,16 @@ pub(super) fn list_records(out: &mut impl Write) -> io::Result<()> {
         return writeln!(out, "no recorded run on a card");
     }
     for record in records {
-        let state = if record.is_stale(&sources) { "stale: the kernels have changed since" } else { "current" };
+        let state =
+            if record.is_stale(&sources) { "stale: the kernels have changed since" } else { "current" };
         writeln!(out, "{}, {} ({state})", record.card.name, record.card.versions)?;
         for (name, arm) in &record.arms {
             let bits = arm.against_simt.map_or_else(String::new, |a| {
                 let share = 100.0 * a.identical_elements as f64 / a.elements.max(1) as f64;
-                format!(", bits as on simt in {} of {} cases ({share:.4}% of elements)", a.identical_cases, a.cases)
+                format!(
+                    ", bits as on simt in {} of {} cases ({share:.4}% of elements)",
+                    a.identical_cases, a.cases
+                )
             });
             writeln!(
                 out,

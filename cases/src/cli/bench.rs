@@ -57,7 +57,8 @@ fn tasks(what: &str) -> Result<Vec<Task>, Failure> {
         Ok(Preset::Store) => Ok(Preset::Store.problems().into_iter().map(Task::Store).collect()),
         Ok(preset) => Ok(preset.problems().into_iter().map(Task::Attention).collect()),
         Err(_) => {
-            let problem = what.parse().map_err(|error: bench::problem::SizeError| Failure::usage(error.to_string()))?;
+            let problem =
+                what.parse().map_err(|error: bench::problem::SizeError| Failure::usage(error.to_string()))?;
             Ok(vec![Task::Attention(problem)])
         }
     }
@@ -105,9 +106,10 @@ impl Bench {
         }
         let labels: Vec<String> = ArmRun::ALL.iter().map(|run| run.label()).collect();
         let find = |name: &String| {
-            ArmRun::ALL.into_iter().find(|run| run.label() == *name).ok_or_else(|| {
-                Failure::usage(format!("arm is {name}; accepted: {}", labels.join(", ")))
-            })
+            ArmRun::ALL
+                .into_iter()
+                .find(|run| run.label() == *name)
+                .ok_or_else(|| Failure::usage(format!("arm is {name}; accepted: {}", labels.join(", "))))
         };
         self.arm.iter().map(find).collect()
     }
@@ -116,8 +118,10 @@ impl Bench {
         if self.no_lock {
             return Ok(None);
         }
-        let lock = CardLock::acquire(&device.info().name, || eprintln!("waiting for another bench on this card"));
-        lock.map(Some).map_err(|error| Failure::surroundings(format!("the bench lock cannot be taken: {error}")))
+        let lock =
+            CardLock::acquire(&device.info().name, || eprintln!("waiting for another bench on this card"));
+        lock.map(Some)
+            .map_err(|error| Failure::surroundings(format!("the bench lock cannot be taken: {error}")))
     }
 
     fn finish(&self, report: &BenchReport) -> Result<u8, Failure> {
@@ -126,7 +130,8 @@ impl Bench {
             std::fs::write(path, text + "\n")?;
         }
         if let Some(path) = &self.plot {
-            let svg = bench::plot::svg(report).ok_or_else(|| Failure::surroundings("nothing to plot: no arm has a time"))?;
+            let svg = bench::plot::svg(report)
+                .ok_or_else(|| Failure::surroundings("nothing to plot: no arm has a time"))?;
             std::fs::write(path, svg)?;
         }
         let mut code = u8::from(report.has_mismatch());
@@ -138,7 +143,13 @@ impl Bench {
             let (slower, faster) = bench::compare::changes(&then, report, self.threshold);
             for (word, changes) in [("slower", &slower), ("faster", &faster)] {
                 for change in changes {
-                    println!("{word}: {}: {:.4} ms, was {:.4} ({:.2}x)", change.what, change.ms.1, change.ms.0, change.ratio());
+                    println!(
+                        "{word}: {}: {:.4} ms, was {:.4} ({:.2}x)",
+                        change.what,
+                        change.ms.1,
+                        change.ms.0,
+                        change.ratio()
+                    );
                 }
             }
             code |= u8::from(!slower.is_empty());

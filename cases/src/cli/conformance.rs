@@ -21,8 +21,9 @@ impl Conformance {
         let spec = DeviceSpec { kind: chosen.kind, checked: false, schedule: None };
         let (mut passed, mut failed) = (0, 0);
         for check in conformance::checks() {
-            let sources = kernels::source::SourceSet::load()
-                .map_err(|error| Failure::surroundings(format!("the kernel sources cannot be read: {error}")))?;
+            let sources = kernels::source::SourceSet::load().map_err(|error| {
+                Failure::surroundings(format!("the kernel sources cannot be read: {error}"))
+            })?;
             let device = devices::open_with(&spec, conformance::sources(sources))
                 .map_err(|error| Failure::surroundings(error.to_string()))?;
             match (check.run)(&device) {

@@ -120,10 +120,15 @@ impl Cubins {
         let complaints: Vec<String> = done.iter().filter_map(Compiled::complaint).collect();
         for one in &done {
             if let (true, Ok(used)) = (self.verbose, &one.outcome) {
-                println!("{}: {} registers, {} bytes spilled", one.label, used.registers, used.spill_store_bytes);
+                println!(
+                    "{}: {} registers, {} bytes spilled",
+                    one.label, used.registers, used.spill_store_bytes
+                );
             }
         }
-        let spilling = |why: &&Allowance| done.iter().filter(|c| spills(c) && c.allowed.is_some_and(|a| std::ptr::eq(a, *why))).count();
+        let spilling = |why: &&Allowance| {
+            done.iter().filter(|c| spills(c) && c.allowed.is_some_and(|a| std::ptr::eq(a, *why))).count()
+        };
         for why in ALLOWED.iter().filter(|a| spilling(a) > 0) {
             println!("allowed: {} instances of {} spill: {}", spilling(&why), why.file, why.why);
         }
@@ -147,7 +152,9 @@ impl Cubins {
         let mut work: Vec<(String, KernelSpec)> =
             capabilities.flat_map(|c| instances(c).into_iter().map(|spec| (c.arch(), spec))).collect();
         let seed = source_hash(sources);
-        work.sort_by_cached_key(|(arch, spec)| Sha256::digest(format!("{seed} {arch} {}", spec.label())).to_vec());
+        work.sort_by_cached_key(|(arch, spec)| {
+            Sha256::digest(format!("{seed} {arch} {}", spec.label())).to_vec()
+        });
         Ok(work)
     }
 
@@ -159,12 +166,18 @@ impl Cubins {
             for _ in 0..processors() {
                 scope.spawn(|| {
                     while in_time() {
-                        let Some((arch, spec)) = work.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                        let Some((arch, spec)) = work.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                            break;
+                        };
                         let compiled = compile_to_cubin(sources, spec, arch, cache.as_deref());
                         let outcome = compiled
                             .map(|c| ResourceUse::from_log(&c.log).unwrap_or_default())
                             .map_err(|error| error.to_string());
-                        let one = Compiled { label: format!("{arch} {}", spec.label()), outcome, allowed: allowance(spec) };
+                        let one = Compiled {
+                            label: format!("{arch} {}", spec.label()),
+                            outcome,
+                            allowed: allowance(spec),
+                        };
                         done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(one);
                     }
                 });

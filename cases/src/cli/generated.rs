@@ -48,7 +48,10 @@ impl FromStr for SeedRange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let range = text.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
-        range.filter(|range: &Range<u64>| !range.is_empty()).map(Self).ok_or_else(|| "accepted: A..B with A < B".into())
+        range
+            .filter(|range: &Range<u64>| !range.is_empty())
+            .map(Self)
+            .ok_or_else(|| "accepted: A..B with A < B".into())
     }
 }
 

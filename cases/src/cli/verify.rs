@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::Args;
 
 use super::generated::GeneratedOptions;
-use super::shares::ShareOptions;
-use super::{Failure, agreement, generated, impostors};
 use super::options::{
     DeviceOptions, OutputOptions, arm_names, interrupt_flag, nothing_judged, parse_arm, parse_time, workers,
 };
+use super::shares::ShareOptions;
+use super::{Failure, agreement, generated, impostors};
 use crate::catalogue::{self, Entry, Tier};
 use crate::events::Consumer;
 use crate::filter::Filter;

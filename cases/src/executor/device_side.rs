@@ -134,7 +134,8 @@ fn launch(device: &DeviceRef, job: &Job, allocations: &[Allocation]) -> Result<(
         Operation::Attention { arm, call } => {
             let arm: Arm = arm.parse()?;
             let args = attention_args(call, job, allocations);
-            let knobs = Knobs { splits: call.splits, uniform_query_len: call.uniform_query_len, ..Knobs::default() };
+            let knobs =
+                Knobs { splits: call.splits, uniform_query_len: call.uniform_query_len, ..Knobs::default() };
             paged_attention_with(device, StreamId::DEFAULT, Some(arm), &args, &knobs, None).map(|_| ())
         }
         Operation::Store(call) => {

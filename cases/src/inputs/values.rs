@@ -69,7 +69,8 @@ impl RequestValues {
 
     /// NaN in the first key, which a row sees whatever it sees else.
     fn with_nan(mut self) -> Self {
-        for (keys, values) in self.keys.iter_mut().zip(&mut self.values).filter(|(keys, _)| !keys.is_empty()) {
+        for (keys, values) in self.keys.iter_mut().zip(&mut self.values).filter(|(keys, _)| !keys.is_empty())
+        {
             let last_head = keys.dim().1 - 1;
             if last_head > 0 {
                 keys[[0, last_head, 0]] = f32::NAN;

@@ -60,7 +60,10 @@ const SHOWN_FINDINGS: usize = 5;
 fn rank(kind: FindingKind) -> u8 {
     match kind {
         FindingKind::SharedRace | FindingKind::GlobalRace => 0,
-        FindingKind::OutOfBounds | FindingKind::UseAfterFree | FindingKind::Misaligned | FindingKind::Canary => 1,
+        FindingKind::OutOfBounds
+        | FindingKind::UseAfterFree
+        | FindingKind::Misaligned
+        | FindingKind::Canary => 1,
         FindingKind::Divergence | FindingKind::Deadlock => 2,
         FindingKind::Uninitialised => 3,
     }

@@ -61,7 +61,9 @@ impl Tally {
 
     fn skip(&mut self, judged: &Judged, suffix: &str) {
         let reason = match &judged.verdict {
-            Verdict::Unsupported { declared: true, .. } => format!("outside the support manifest of {}", judged.arm),
+            Verdict::Unsupported { declared: true, .. } => {
+                format!("outside the support manifest of {}", judged.arm)
+            }
             Verdict::Unsupported { what, .. } => what.clone(),
             Verdict::KnownFailure { issue, .. } => format!("known failures of {}, {issue}", judged.arm),
             Verdict::Environment { message } => message.clone(),

@@ -29,7 +29,12 @@ impl Ended {
     /// Asserts that standard output contains a text.
     #[track_caller]
     pub fn says(self, text: &str) -> Self {
-        assert!(self.stdout.contains(text), "`{text}` is not in stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        assert!(
+            self.stdout.contains(text),
+            "`{text}` is not in stdout:\n{}\nstderr:\n{}",
+            self.stdout,
+            self.stderr
+        );
         self
     }
 
@@ -98,7 +103,10 @@ impl KernelSources {
     #[track_caller]
     pub fn with_change(self, file: &str, nth: usize, from: &str, to: &str) -> Self {
         let text = self.read(file);
-        let (at, _) = text.match_indices(from).nth(nth).unwrap_or_else(|| panic!("{file} has no `{from}` number {nth}"));
+        let (at, _) = text
+            .match_indices(from)
+            .nth(nth)
+            .unwrap_or_else(|| panic!("{file} has no `{from}` number {nth}"));
         self.write(file, &format!("{}{to}{}", &text[..at], &text[at + from.len()..]));
         self
     }

@@ -124,12 +124,7 @@ struct Found {
 type Names<'a> = (String, Box<dyn Fn(usize) -> String + 'a>);
 
 impl Found {
-    fn check<'a>(
-        &mut self,
-        means: &Means<'_>,
-        got: ArrayView1<'_, f32>,
-        names: impl FnOnce() -> Names<'a>,
-    ) {
+    fn check<'a>(&mut self, means: &Means<'_>, got: ArrayView1<'_, f32>, names: impl FnOnce() -> Names<'a>) {
         let judged = got.iter().enumerate().filter_map(|(dim, x)| Some((dim, means.is_right(dim, *x)?)));
         let mut first_wrong = None;
         for (dim, right) in judged {
