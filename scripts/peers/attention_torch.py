@@ -40,7 +40,9 @@ def main():
             sinks = tensor("sinks")[:, None, None].expand(heads, scores.shape[1], 1)
             scores = torch.cat([scores, sinks], dim=2)
             values = torch.cat([values, torch.zeros(heads, 1, values.shape[2])], dim=1)
-        weights = torch.softmax(scores, dim=2).nan_to_num(0.0)
+        # A row that sees nothing gives 0. NaN in a key that is seen must stay NaN.
+        blind = torch.isneginf(scores).all(dim=2, keepdim=True)
+        weights = torch.softmax(scores, dim=2).masked_fill(blind, 0.0)
         out[rows] = torch.matmul(weights, values).transpose(0, 1)
         lse[rows] = torch.logsumexp(scores, dim=2).transpose(0, 1)
     save(sys.argv[2], {"out": out.numpy(), "lse": lse.numpy()})
