@@ -34,7 +34,7 @@ pub enum Checking {
 }
 
 /// Query-key pairs times head_dim up to which a case counts as small.
-const SMALL_WORK: usize = 6_000_000;
+const SMALL_WORK: usize = 2_000_000;
 
 /// Seed of the order of lanes and blocks in the run that must not depend on it.
 const OTHER_SCHEDULE: u64 = 1;
