@@ -25,9 +25,14 @@ struct StoreParams {
     i32 page_size;
 };
 
+// A GPU's division gives every NaN the same bits; its sign is to be kept, so it goes around. The quiet bit is set as a
+// division would.
+ATTEST_DEVICE float divide(float value, float scale) {
+    return value != value ? make_f32(f32_bits(value) | 0x00400000u) : __fdiv_rn(value, scale);
+}
+
 ATTEST_DEVICE Quad divide(Quad value, float scale) {
-    return Quad{__fdiv_rn(value.x, scale), __fdiv_rn(value.y, scale), __fdiv_rn(value.z, scale),
-                __fdiv_rn(value.w, scale)};
+    return Quad{divide(value.x, scale), divide(value.y, scale), divide(value.z, scale), divide(value.w, scale)};
 }
 
 // The scale divides: multiplying by its reciprocal rounds differently.
@@ -46,7 +51,7 @@ ATTEST_DEVICE void store_side(const StoreSide& side, i64 token, i64 page, i64 sl
             store_quad<KV_FORMAT>(cache, divide(load_quad<SOURCE_FORMAT>(source), scale));
         } else {
             const float value = SOURCE_FORMAT::decode(load_code<SOURCE_FORMAT>(source));
-            store_code<KV_FORMAT>(cache, KV_FORMAT::encode(__fdiv_rn(value, scale)));
+            store_code<KV_FORMAT>(cache, KV_FORMAT::encode(divide(value, scale)));
         }
     }
 }

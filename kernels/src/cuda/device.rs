@@ -193,10 +193,17 @@ impl CudaDevice {
                 "cuModuleLoadData",
                 sys::cuModuleLoadData(&raw mut module, compiled.cubin.as_ptr().cast()),
             )?;
-            check(
-                "cuModuleGetFunction",
-                sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()),
-            )?;
+            let found = sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr());
+            if found == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+                let _ = sys::cuModuleUnload(module);
+                return Err(DeviceError::InvalidArgument {
+                    call: "load_kernel",
+                    argument: "entry",
+                    value: spec.entry.to_owned(),
+                    accepted: format!("an entry of {}", spec.file),
+                });
+            }
+            check("cuModuleGetFunction", found)?;
         }
         let attribute = |which| {
             let mut value = 0;
