@@ -31,12 +31,15 @@ fn committed() -> Vec<Entry> {
     entries().unwrap().into_iter().filter(|entry| entry.case.relation.is_some()).collect()
 }
 
+/// Changes the buffers of a reply, given those of the first run.
+type Change = dyn Fn(&mut [Vec<u8>], &[Vec<u8>]);
+
 /// A right kernel whose replies are changed from the second run on.
 struct Changed<'a> {
     honest: ImpostorExecutor<'static>,
     runs: usize,
     first: Option<Vec<Vec<u8>>>,
-    change: &'a dyn Fn(&mut [Vec<u8>], &[Vec<u8>]),
+    change: &'a Change,
 }
 
 impl Executor for Changed<'_> {
@@ -52,7 +55,7 @@ impl Executor for Changed<'_> {
     }
 }
 
-fn judge(case: &Case, change: &dyn Fn(&mut [Vec<u8>], &[Vec<u8>])) -> Verdict {
+fn judge(case: &Case, change: &Change) -> Verdict {
     let mut executor =
         Changed { honest: ImpostorExecutor::honest(info(), false), runs: 0, first: None, change };
     run_case(case, "scalar", &mut executor, &settings())
