@@ -32,14 +32,14 @@ fn committed() -> Vec<Entry> {
 }
 
 /// Changes the buffers of a reply, given those of the first run.
-type Change = dyn Fn(&mut [Vec<u8>], &[Vec<u8>]);
+type Change<'a> = dyn Fn(&mut [Vec<u8>], &[Vec<u8>]) + 'a;
 
 /// A right kernel whose replies are changed from the second run on.
 struct Changed<'a> {
     honest: ImpostorExecutor<'static>,
     runs: usize,
     first: Option<Vec<Vec<u8>>>,
-    change: &'a Change,
+    change: &'a Change<'a>,
 }
 
 impl Executor for Changed<'_> {
@@ -55,7 +55,7 @@ impl Executor for Changed<'_> {
     }
 }
 
-fn judge(case: &Case, change: &Change) -> Verdict {
+fn judge(case: &Case, change: &Change<'_>) -> Verdict {
     let mut executor =
         Changed { honest: ImpostorExecutor::honest(info(), false), runs: 0, first: None, change };
     run_case(case, "scalar", &mut executor, &settings())
