@@ -149,3 +149,55 @@ fn launch(case: &Case, arm: &str, device: &DeviceRef) {
         let _ = Devices::with(spec, device.clone()).run(&job);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue;
+    use crate::executor::protocol::Status;
+    use crate::problem::Op;
+    use crate::session::arms_of;
+
+    fn card() -> DeviceInfo {
+        DeviceInfo {
+            kind: DeviceKind::Simt,
+            name: "none".to_owned(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            max_shared_bytes: 232_448,
+            versions: String::new(),
+        }
+    }
+
+    /// The manifest is data, the arms' own answer is code: neither may promise what the other does not know.
+    #[test]
+    fn the_support_manifest_says_what_the_arms_say() {
+        let arms: Vec<String> = support::manifests().iter().map(|s| s.name.clone()).collect();
+        let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
+        let (mut served, mut gaps) = (0, 0);
+        let mut seen = BTreeSet::new();
+        for entry in catalogue::entries().expect("the catalogue reads") {
+            let valid = !entry.case.must_reject() && entry.case.problem.op != Op::Store;
+            // Lengths and seeds are nothing to a manifest: each shape is asked once.
+            let mut small = cut_down(&entry.case);
+            small.problem.query_lens = vec![2];
+            small.problem.kv_lens = vec![5];
+            if !valid || !seen.insert(small.to_string()) {
+                continue;
+            }
+            for arm in arms_of(&small, &arms) {
+                let device: DeviceRef = Arc::new(Recorder::new(card()));
+                let inputs = Inputs::generate(&small).expect("the case can be laid out");
+                let variant = Variant { poison: Poison::Zero, loose_metadata: false, returns_inputs: false };
+                let job = attention_job(&small, &inputs, arm, &spec, variant).job;
+                let status = Devices::with(spec.clone(), device).run(&job).status;
+                let refused = matches!(status, Status::Unsupported { .. });
+                let gap = support::gap(&small, arm);
+                assert_eq!(gap.is_some(), refused, "{arm}: manifest {gap:?}, arm {status:?}: {}", entry.case);
+                served += usize::from(!refused);
+                gaps += usize::from(refused);
+            }
+        }
+        assert!(served > 500 && gaps > 500, "{served} served, {gaps} not");
+    }
+}
