@@ -99,8 +99,11 @@ fn accused(file: &str, from: &str, to: &str, calibrate: bool) -> String {
     let changed = sources.clone().with_file(file, &text.replacen(from, to, 1));
     let mut session = Session { calibrate, ..session(&model, device_with(changed)) };
     session.launching.arm = Some(kernels::arm::Arm::Scalar);
-    let served = session.serve(Format::E4m3, &prompt(20, 5), EIGHT).unwrap();
-    failures(&served).join("\n")
+    // A wrong cache may end in logits that are no numbers, and then the request's error carries what the judge found.
+    match session.serve(Format::E4m3, &prompt(20, 5), EIGHT) {
+        Ok(served) => failures(&served).join("\n"),
+        Err(error) => error.to_string(),
+    }
 }
 
 #[test]
@@ -122,7 +125,7 @@ fn a_dropped_key_scale_is_named() {
     let accusation =
         accused("scalar.cu", "(a.k_scales ? a.k_scales[work.kv_head] : a.k_scale)", "1.0f", true);
     assert!(accusation.contains("scalar") && accusation.contains("out: "), "{accusation}");
-    assert!(!accusation.contains("stored codes"), "{accusation}");
+    assert!(!accusation.contains("stored codes differ"), "{accusation}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use kernels::scratch::Scratch;
 use kernels::tensor::{Allocation, DType, DeviceTensor};
 
 use super::error::ModelError;
-use super::kv::{KvCache, Sequence};
+use super::kv::{KvCache, Sequence, release_all};
 
 /// The requests of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,6 +137,6 @@ impl DeviceBatch {
     /// # Errors
     /// What the device reports.
     pub fn release(self) -> Result<(), ModelError> {
-        Ok(self.memory.into_iter().map(Scratch::release).fold(Ok(()), |first, next| first.and(next))?)
+        Ok(release_all(self.memory.into_iter())?)
     }
 }

@@ -118,6 +118,12 @@ impl Judge {
         self.layers.iter().fold(0.0, |worst, layer| worst.max(layer.worst_share))
     }
 
+    /// All mismatches in words, the first ones in full; `None` if there are none.
+    #[must_use]
+    pub fn accusation(&self) -> Option<String> {
+        (self.mismatches > 0).then(|| format!("{} mismatches\n{}", self.mismatches, self.told.join("\n")))
+    }
+
     pub(super) fn begin_step(&mut self) {
         self.steps += 1;
     }

@@ -16,7 +16,7 @@ use super::calibrate::Magnitudes;
 use super::check::{Call, Judge};
 use super::decoder::{Attention, Decoder, Projected};
 use super::error::ModelError;
-use super::kv::{CacheOptions, KvCache, Sequence};
+use super::kv::{CacheOptions, KvCache, Sequence, release_all};
 use super::timer::{KernelTimes, Timer};
 use crate::job::dtype;
 
@@ -199,7 +199,7 @@ impl<'s, 'm> Step<'s, 'm> {
     }
 
     fn release(self) -> Result<(), ModelError> {
-        let rows = self.buffers.memory.into_iter().map(Scratch::release).fold(Ok(()), |a, b| a.and(b));
+        let rows = release_all(self.buffers.memory.into_iter());
         let metadata = self.on_device.release();
         rows.map_err(ModelError::from).and(metadata)
     }

@@ -74,6 +74,15 @@ pub enum ModelError {
         /// The value.
         value: f32,
     },
+    /// A request stopped after the judge had found fault with attention calls.
+    #[error("{source}; before that, {told}")]
+    Accused {
+        /// What the judge found.
+        told: String,
+        /// What stopped the request.
+        #[source]
+        source: Box<ModelError>,
+    },
     /// Kernels could not be launched, or failed.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -103,6 +112,7 @@ impl ModelError {
     pub fn device(&self) -> Option<&DeviceError> {
         match self {
             Self::Device(error) | Self::Launch(LaunchError::Device(error)) => Some(error),
+            Self::Accused { source, .. } => source.device(),
             _ => None,
         }
     }

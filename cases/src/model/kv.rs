@@ -1,7 +1,7 @@
 //! The paged cache of one model: device memory of every layer, and which pages belong to which sequence.
 
 use kernels::args::{KvStore, PagedCache, Scale};
-use kernels::device::{DeviceRef, StreamId};
+use kernels::device::{DeviceRef, DeviceResult, StreamId};
 use kernels::scratch::Scratch;
 use kernels::tensor::{Allocation, DType, DeviceTensor};
 use oracle::{CacheLayout, CacheShape, CacheViews, Format, Packing, Padding, PagedView};
@@ -191,8 +191,14 @@ impl KvCache {
             let scales = layer.scales.into_iter().flatten();
             scales.chain([layer.memory])
         });
-        Ok(all.map(Scratch::release).fold(Ok(()), |first, next| first.and(next))?)
+        Ok(release_all(all)?)
     }
+}
+
+/// Frees every piece, whatever becomes of the others, and reports the first failure.
+pub(super) fn release_all(pieces: impl Iterator<Item = Scratch>) -> DeviceResult<()> {
+    let results: Vec<DeviceResult<()>> = pieces.map(Scratch::release).collect();
+    results.into_iter().collect()
 }
 
 fn new_layer(

@@ -153,8 +153,8 @@ impl Session<'_> {
             let count = calls.iter().filter(|call| counting.counts(**call)).count() as u64;
             let moment = if at == At::Call { "at once" } else { "at the next wait" };
             let what = format!(
-                "{format}: a {kind} that fails {moment} in mid-generation ends the request alone, \
-                 and the next one is unharmed"
+                "{format}: one {kind} call failing {moment} in mid-generation ends that request alone, and the next \
+                 one is unharmed"
             );
             if count == 0 {
                 claims.push(Claim::skipped(what, format!("a generation makes no {kind} call")));

@@ -106,7 +106,12 @@ impl<'m> Session<'m> {
         let baseline = self.device.pool()?.used;
         self.device.reset_high_water()?;
         let mut engine = self.engine(format, prompt.len() + plan.max_tokens, scales.clone())?;
-        let generation = generate(&mut engine, prompt, plan)?;
+        let generation =
+            generate(&mut engine, prompt, plan).map_err(|error| match engine.judge.accusation() {
+                // A wrong attention may well end in logits that are no numbers: the cause says more than the effect.
+                Some(told) => ModelError::Accused { told, source: Box::new(error) },
+                None => error,
+            })?;
         self.device.synchronize(StreamId::DEFAULT)?;
         let pool = self.device.pool()?;
         let cache_bytes = (engine.cache().views.k_elements * format.size_bytes()) as u64;
@@ -139,7 +144,5 @@ pub fn judged(name: &str, judge: &Judge) -> Claim {
             "--check none, or too few calls to sample",
         );
     }
-    let against =
-        (judge.mismatches > 0).then(|| format!("{} mismatches\n{}", judge.mismatches, judge.told.join("\n")));
-    Claim::unless(what, against)
+    Claim::unless(what, judge.accusation())
 }

@@ -57,11 +57,12 @@ impl Model {
             seed: self.seed,
             calibrate: self.calibrate,
         };
-        let mode = match (chosen.kind, self.checked) {
-            (DeviceKind::Simt, true) => ", every access checked",
-            _ => "",
+        let kind = match (chosen.kind, self.checked) {
+            (DeviceKind::Simt, true) => "simt, every access checked",
+            (DeviceKind::Simt, false) => "simt",
+            (DeviceKind::Cuda, _) => "cuda",
         };
-        say(&format!("{}\ndevice: {}{mode}", report::model_line(&model), chosen.detail))?;
+        say(&format!("{}\ndevice: {kind}, {}", report::model_line(&model), chosen.detail))?;
         match self.judge(&session, &prompt) {
             Ok(claims) => {
                 say(&report::claims(&claims))?;
