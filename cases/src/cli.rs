@@ -12,6 +12,7 @@ mod generated;
 mod impostors;
 mod list;
 mod model;
+mod mutants;
 mod options;
 mod replay;
 mod shares;
@@ -99,6 +100,9 @@ enum Command {
     Export(export::Export),
     #[command(after_help = check::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", check::EXAMPLES))]
     Check(check::Check),
+    /// Change kernels, one small mistake at a time, and show which mistakes no case notices.
+    #[command(after_help = mutants::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", mutants::EXAMPLES))]
+    Mutants(mutants::Mutants),
     /// Run jobs from standard input: how the other commands run kernels apart from the judgement.
     #[command(hide = true)]
     Worker,
@@ -158,6 +162,7 @@ pub fn main() -> ExitCode {
         Command::Bench(bench) => bench.run(),
         Command::Cubins(cubins) => cubins.run(),
         Command::Conformance(conformance) => conformance.run(),
+        Command::Mutants(mutants) => mutants.run(),
         Command::Worker => worker(),
     };
     match result {

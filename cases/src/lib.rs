@@ -20,6 +20,7 @@ pub mod ledger;
 pub mod metamorphic;
 #[cfg(feature = "model")]
 pub mod model;
+pub mod mutants;
 pub mod problem;
 pub mod reference;
 pub mod report;

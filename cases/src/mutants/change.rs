@@ -1,0 +1,83 @@
+//! What a run tries: a changed kernel text or a changed launch.
+
+use std::collections::BTreeSet;
+
+use kernels::source::SourceSet;
+
+use super::checks::Check;
+use super::discover::{DiscoverError, discover};
+use super::launch::{LaunchChange, LaunchMutant};
+use super::mutant::Mutant;
+
+/// One mutant of either kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Of a kernel's text.
+    Kernel(Mutant),
+    /// Of how a kernel is launched.
+    Launch(LaunchMutant),
+}
+
+/// The name under which launch mutants count as a file.
+pub const LAUNCH_FILE: &str = "launch";
+
+impl Change {
+    /// Its name: what `--mutant` takes.
+    #[must_use]
+    pub fn id(&self) -> String {
+        match self {
+            Self::Kernel(mutant) => mutant.id.clone(),
+            Self::Launch(launch) => launch.to_string(),
+        }
+    }
+
+    /// The kernel file, or `launch`.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        match self {
+            Self::Kernel(mutant) => &mutant.file,
+            Self::Launch(_) => LAUNCH_FILE,
+        }
+    }
+
+    /// Name of the operator.
+    #[must_use]
+    pub fn operator(&self) -> &'static str {
+        match self {
+            Self::Kernel(mutant) => mutant.operator.name(),
+            Self::Launch(launch) => launch.change.name(),
+        }
+    }
+
+    /// The change on one line.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Kernel(mutant) => mutant.describe(),
+            Self::Launch(launch) => {
+                format!("launch of {}: {} [{}]", launch.entry, launch.change.summary(), launch.change.name())
+            }
+        }
+    }
+}
+
+/// Kernels whose calls take scratch.
+const SCRATCH_ENTRIES: &[&str] = &["dequantise_dense", "combine_splits"];
+
+/// Every mutant there is: of all kernel files, and of the launches that the checks make.
+///
+/// # Errors
+/// When a kernel file cannot be parsed.
+pub fn all(sources: &SourceSet, checks: &[Check]) -> Result<Vec<Change>, DiscoverError> {
+    let mut changes: Vec<Change> = discover(sources)?.into_iter().map(Change::Kernel).collect();
+    let entries: BTreeSet<&str> =
+        checks.iter().flat_map(|check| &check.kernels).map(|kernel| kernel.entry).collect();
+    for entry in entries {
+        let takes_scratch = SCRATCH_ENTRIES.contains(&entry);
+        let fitting = LaunchChange::ALL.iter().filter(|change| takes_scratch || !change.is_of_scratch());
+        changes.extend(
+            fitting.map(|change| Change::Launch(LaunchMutant { entry: entry.to_owned(), change: *change })),
+        );
+    }
+    Ok(changes)
+}

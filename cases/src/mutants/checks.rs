@@ -1,0 +1,277 @@
+//! Which cases judge mutants: committed cases, chosen so that few compiled instances exercise as much as possible.
+//!
+//! Compiling an instance costs more than running a small case, so the choice is greedy: a case is worth what it
+//! exercises for the first time on its arm, and costs the work it does and the instances that only it needs.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use kernels::device::{DeviceInfo, DeviceKind, DeviceRef};
+use kernels::source::KernelSpec;
+
+use crate::case::{Case, Expectation};
+use crate::catalogue::{CatalogueError, Tier, entries};
+use crate::executor::DeviceSpec;
+use crate::executor::device_side::Devices;
+use crate::inputs::{Inputs, Poison, StoreInputs};
+use crate::job::{Variant, attention_job, store_job};
+use crate::problem::Op;
+use crate::run::STORE_ARM;
+use crate::session::recorder::Recorder;
+use crate::session::{Item, arms_of};
+use crate::support;
+
+/// One case on one arm, with the kernels that it launches.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// The case and the arm.
+    pub item: Item,
+    /// Compiled instances that it uses.
+    pub kernels: Vec<KernelSpec>,
+}
+
+impl Check {
+    /// `arm: case line`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}: {}", self.item.arm, self.item.case)
+    }
+
+    /// The command that runs the case alone, on whatever kernel sources are in force.
+    #[must_use]
+    pub fn replay(&self) -> String {
+        let arm =
+            if self.item.arm == STORE_ARM { String::new() } else { format!(" --arm {}", self.item.arm) };
+        format!("attest replay --device simt --checked{arm} '{}'", self.item.case)
+    }
+}
+
+/// Query-key pairs times head_dim up to which a case serves as a check: a fraction of a second in checked mode.
+const LARGEST_WORK: usize = 700_000;
+
+/// Weight of one compiled instance against the work of running cases.
+const INSTANCE_COST: usize = 1_200_000;
+/// Weight of a worker's round trip.
+const RUN_COST: usize = 60_000;
+
+/// Further checks per set of instances, once everything is exercised: they cost no compilation.
+const EXTRA_CHECKS: usize = 6;
+
+/// The committed cases of a tier that can serve as checks on `simt`: valid, served by the arm, and small.
+///
+/// # Errors
+/// When the catalogue cannot be read.
+pub fn candidates(tier: Tier, arms: &[String], info: &DeviceInfo) -> Result<Vec<Check>, CatalogueError> {
+    let recorder = Arc::new(Recorder::new(info.clone()));
+    let mut checks = Vec::new();
+    for entry in entries()?.into_iter().filter(|entry| entry.tier <= tier && is_small(&entry.case)) {
+        for arm in arms_of(&entry.case, arms) {
+            if support::gap(&entry.case, arm).is_some() {
+                continue;
+            }
+            let kernels = kernels_of(&entry.case, arm, &recorder);
+            if kernels.is_empty() {
+                continue;
+            }
+            let item = Item {
+                case: entry.case.clone(),
+                arm: arm.clone(),
+                group: entry.group.to_owned(),
+                comment: entry.comment.clone(),
+            };
+            checks.push(Check { item, kernels });
+        }
+    }
+    Ok(checks)
+}
+
+fn is_small(case: &Case) -> bool {
+    let work = case.problem.pairs() * (case.problem.head_dim + case.problem.head_dim_v) / 2;
+    case.expectation == Expectation::Valid && case.defect.is_none() && work <= LARGEST_WORK
+}
+
+/// The kernels that a case loads on an arm, in order; none if it is refused.
+fn kernels_of(case: &Case, arm: &str, recorder: &Arc<Recorder>) -> Vec<KernelSpec> {
+    let spec = DeviceSpec { kind: DeviceKind::Simt, checked: true, schedule: None };
+    let job = if case.problem.op == Op::Store {
+        StoreInputs::generate(case).ok().map(|inputs| store_job(case, &inputs, &spec))
+    } else {
+        let variant = Variant { poison: Poison::Zero, loose_metadata: false, returns_inputs: false };
+        Inputs::generate(case).ok().map(|inputs| attention_job(case, &inputs, arm, &spec, variant).job)
+    };
+    let Some(job) = job else { return Vec::new() };
+    recorder.take();
+    let device: DeviceRef = recorder.clone();
+    let _ = Devices::with(spec, device).run(&job);
+    let mut kernels = recorder.take();
+    kernels.sort();
+    kernels.dedup();
+    kernels
+}
+
+/// Chooses checks that exercise everything the candidates do, cheaply. Deterministic.
+#[must_use]
+pub fn choose(candidates: &[Check]) -> Vec<Check> {
+    let features: Vec<BTreeSet<String>> = candidates.iter().map(features_of).collect();
+    let mut missing: BTreeSet<&String> = features.iter().flatten().collect();
+    let mut instances: BTreeSet<&KernelSpec> = BTreeSet::new();
+    let mut chosen: Vec<usize> = Vec::new();
+    while !missing.is_empty() {
+        let worth = |index: usize| features[index].iter().filter(|feature| missing.contains(feature)).count();
+        let best = (0..candidates.len()).filter(|index| worth(*index) > 0).max_by(|a, b| {
+            // Worth per cost, compared without division; the earlier case wins a tie.
+            let (worth_a, worth_b) = (worth(*a), worth(*b));
+            let (cost_a, cost_b) = (cost(&candidates[*a], &instances), cost(&candidates[*b], &instances));
+            (worth_a * cost_b).cmp(&(worth_b * cost_a)).then(b.cmp(a))
+        });
+        let Some(best) = best else { break };
+        for feature in &features[best] {
+            missing.remove(feature);
+        }
+        instances.extend(&candidates[best].kernels);
+        chosen.push(best);
+    }
+    add_free_checks(candidates, &instances, &mut chosen);
+    chosen.sort_unstable();
+    chosen.into_iter().map(|index| candidates[index].clone()).collect()
+}
+
+/// Adds the cheapest remaining checks of every set of instances that is compiled anyway.
+fn add_free_checks(candidates: &[Check], instances: &BTreeSet<&KernelSpec>, chosen: &mut Vec<usize>) {
+    let taken: HashSet<usize> = chosen.iter().copied().collect();
+    let mut free: Vec<usize> = (0..candidates.len())
+        .filter(|index| !taken.contains(index))
+        .filter(|index| candidates[*index].kernels.iter().all(|kernel| instances.contains(kernel)))
+        .collect();
+    free.sort_by_key(|index| work(&candidates[*index].item.case));
+    let mut added: BTreeMap<&[KernelSpec], usize> = BTreeMap::new();
+    for index in free {
+        let count = added.entry(&candidates[index].kernels).or_default();
+        if *count < EXTRA_CHECKS {
+            *count += 1;
+            chosen.push(index);
+        }
+    }
+}
+
+fn work(case: &Case) -> usize {
+    case.problem.pairs() * (case.problem.head_dim + case.problem.head_dim_v) / 2
+}
+
+fn cost(check: &Check, instances: &BTreeSet<&KernelSpec>) -> usize {
+    let new = check.kernels.iter().filter(|kernel| !instances.contains(kernel)).count();
+    RUN_COST + work(&check.item.case) + INSTANCE_COST * new
+}
+
+/// What a check exercises, as names: what its case asks for on its arm, and how its kernels are compiled.
+fn features_of(check: &Check) -> BTreeSet<String> {
+    let (arm, problem) = (&check.item.arm, &check.item.case.problem);
+    // One arm may take several ways: split keys bring a second kernel, which sees the options, too.
+    let files: BTreeSet<&str> = check.kernels.iter().map(|kernel| kernel.file).collect();
+    let way = files.into_iter().collect::<Vec<_>>().join("+");
+    let mut features = BTreeSet::new();
+    let mut of_arm = |text: String| {
+        features.insert(format!("{arm} by {way}: {text}"));
+    };
+    of_arm(format!("lse {}", problem.wants_lse));
+    of_arm(format!("shift {} magnitude {}", check.item.case.logit_shift, check.item.case.magnitude));
+    for flag in check.item.case.flags() {
+        of_arm(flag.to_string());
+    }
+    of_arm(format!("data {}", check.item.case.data));
+    of_arm(format!("group {}", problem.num_q_heads / problem.num_kv_heads));
+    of_arm(format!("page {}", problem.page_size));
+    of_arm(format!("{} {}", problem.layout.name(), problem.packing.name()));
+    of_arm(format!("{} {}", problem.op.name(), problem.options.causal));
+    let tile_ends = problem.kv_lens.iter().map(|len| match (*len, len % 64) {
+        (0, _) => "no key".to_owned(),
+        (_, 0) => "full tile".to_owned(),
+        (_, 1 | 63) => format!("tile end {}", len % 64),
+        (len, _) if len < 16 => "short".to_owned(),
+        (len, _) if len < 64 => "one tile".to_owned(),
+        _ => "several tiles".to_owned(),
+    });
+    tile_ends.for_each(&mut of_arm);
+    for kernel in &check.kernels {
+        let value =
+            |name: &str| kernel.defines.iter().find(|(n, _)| *n == name).map_or("", |(_, v)| v.as_str());
+        for (name, value) in &kernel.defines {
+            features.insert(format!("{} {name}={value}", kernel.file));
+        }
+        features.insert(format!(
+            "{} {} {}",
+            kernel.file,
+            [value("Q_FORMAT"), value("SOURCE_FORMAT"), value("TO_FORMAT"), value("OUT_FORMAT")].concat(),
+            value("KV_FORMAT")
+        ));
+    }
+    features
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arm: &str, line: &str, define: &str) -> Check {
+        let case: Case = line.parse().unwrap();
+        let item = Item { case, arm: arm.to_owned(), group: String::new(), comment: String::new() };
+        let kernel = KernelSpec {
+            file: "scalar.cu",
+            entry: "scalar_attention",
+            defines: vec![("KV_FORMAT", define.to_owned())],
+        };
+        Check { item, kernels: vec![kernel] }
+    }
+
+    fn lines(checks: &[Check]) -> Vec<String> {
+        checks.iter().map(|check| check.item.case.to_string()).collect()
+    }
+
+    const SMALL: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
+    const SAME_BUT_LARGE: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[40] kv=[60] seed=1";
+    const WINDOWED: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal win=7,- q=[4] kv=[40] seed=1";
+    const OTHER_FORMAT: &str = "prefill bf16 kv=e4m3 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
+
+    #[test]
+    fn what_nothing_else_exercises_is_kept() {
+        let all = [
+            check("scalar", SMALL, "Bf16"),
+            check("scalar", WINDOWED, "Bf16"),
+            check("scalar", OTHER_FORMAT, "E4m3"),
+        ];
+        let chosen = lines(&choose(&all));
+        assert!(chosen.contains(&WINDOWED.to_owned()), "{chosen:?}");
+        assert!(chosen.contains(&OTHER_FORMAT.to_owned()), "{chosen:?}");
+    }
+
+    #[test]
+    fn a_case_that_needs_an_instance_of_its_own_for_nothing_new_is_left_out() {
+        let all = [check("scalar", SMALL, "Bf16"), check("scalar", SAME_BUT_LARGE, "Bf16")];
+        let mut expensive = check("scalar", SAME_BUT_LARGE, "Bf16");
+        expensive.kernels[0].entry = "another_instance";
+        assert_eq!(choose(&all).len(), 2, "a case on an instance that is compiled anyway is free");
+        let chosen = choose(&[check("scalar", SMALL, "Bf16"), expensive]);
+        assert_eq!(lines(&chosen), [SMALL]);
+    }
+
+    #[test]
+    fn every_arm_that_the_catalogue_serves_has_checks_with_a_replay_line() {
+        let info = DeviceInfo {
+            kind: DeviceKind::Simt,
+            name: String::new(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            max_shared_bytes: 232_448,
+            versions: String::new(),
+        };
+        let arms = ["scalar", "mma", "fp8-dense", STORE_ARM].map(str::to_owned);
+        let chosen = choose(&candidates(Tier::Smoke, &arms, &info).unwrap());
+        for arm in &arms {
+            assert!(chosen.iter().any(|check| check.item.arm == *arm), "no check on {arm}");
+        }
+        for check in &chosen {
+            let replay = check.replay();
+            assert!(replay.contains(&check.item.case.to_string()), "{replay}");
+        }
+    }
+}
