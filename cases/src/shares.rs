@@ -24,6 +24,14 @@ pub struct ShareRecord {
 }
 
 impl ShareRecord {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// If the text is none.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error: toml::de::Error| error.message().to_owned())
+    }
+
     /// Arms whose worst share is not within a factor of [`DRIFT`] of the recorded one, in words; arms that are missing on
     /// either side count as well.
     #[must_use]

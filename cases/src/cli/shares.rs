@@ -67,7 +67,7 @@ const HEADER: &str = "\
 fn read(path: &Path) -> Result<ShareRecord, Failure> {
     let failed = |what: &dyn std::fmt::Display| Failure::surroundings(format!("{}: {what}", path.display()));
     match std::fs::read_to_string(path) {
-        Ok(text) => toml::from_str(&text).map_err(|error| failed(&error.message())),
+        Ok(text) => ShareRecord::parse(&text).map_err(|error| failed(&error)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ShareRecord::default()),
         Err(error) => Err(failed(&error)),
     }

@@ -24,7 +24,11 @@ Examples:
   attest verify --arm scalar --tier smoke         after an edit to scalar.cu
   attest verify 'kv=e4m3 d256' --device simt      all cases with these terms
   attest verify flag=window group=probes          windowed cases among the probes
-  attest verify --shard 1/2 --report junit=1.xml  the first half, with a report";
+  attest verify --shard 1/2 --report junit=1.xml  the first half, with a report
+  attest verify --impostors                       would the cases notice kernels that are wrong?
+  attest verify group=metamorphic                 relations between several runs of one kernel
+  attest verify --generated 1000 --fast           new small cases drawn from seeds
+  attest verify --shares golden/worst-share.toml  how much of its bound each arm uses, against the record";
 
 /// Judge kernels with the committed cases.
 #[derive(Debug, Args)]

@@ -227,8 +227,8 @@ fn windows() -> Vec<Impostor> {
         case.problem.options.window_right.is_some() && !case.problem.options.causal
     }
     fn shifted(call: &Call<'_>, mask: Mask, position: i64, left: i64, right: i64) -> std::ops::Range<usize> {
-        let window_left = call.window_left.map(|window| window + left);
-        let window_right = call.window_right.map(|window| window + right);
+        let window_left = call.window_left.map(|window| window.saturating_add(left));
+        let window_right = call.window_right.map(|window| window.saturating_add(right));
         Mask { window_left, window_right, ..mask }.visible_keys(position)
     }
     vec![

@@ -6,7 +6,7 @@ use super::super::call::scale_of;
 use super::super::recipe::{HONEST, Recipe};
 use super::super::{Impostor, Kind};
 use super::{anywhere, attention, has_fp8, per_head};
-use crate::case::{Case, Data};
+use crate::case::Data;
 
 pub(super) fn impostors() -> Vec<Impostor> {
     let kind = Kind::Fp8;
@@ -51,7 +51,7 @@ pub(super) fn impostors() -> Vec<Impostor> {
             "subnormal-codes-flushed",
             kind,
             "reads subnormal fp8 codes as zero",
-            |case| case.data == Data::Subnormal && has_fp8(case),
+            has_fp8,
             Recipe {
                 decode: |format, code| {
                     let exponent = match format {
@@ -99,7 +99,7 @@ pub(super) fn impostors() -> Vec<Impostor> {
             "scores-in-f16",
             Kind::Masked,
             "keeps scores in f16, which ends at 65504",
-            |case: &Case| case.logit_shift.abs() > 50_000.0,
+            anywhere,
             Recipe {
                 score: |call, row, key, scaled| Format::F16.round((HONEST.score)(call, row, key, scaled)),
                 ..HONEST
@@ -109,7 +109,7 @@ pub(super) fn impostors() -> Vec<Impostor> {
             "scores-in-bf16",
             Kind::Masked,
             "keeps scores in bf16",
-            |case: &Case| case.logit_shift != 0.0,
+            anywhere,
             Recipe {
                 score: |call, row, key, scaled| Format::Bf16.round((HONEST.score)(call, row, key, scaled)),
                 ..HONEST

@@ -186,7 +186,7 @@ fn codes() -> Vec<Impostor> {
             "store-overflows-to-nan",
             kind,
             "stores NaN where the value is too large",
-            |case| has_fp8(case) && (case.magnitude >= 100.0 || case.data == Data::Edges),
+            has_fp8,
             StoreRecipe {
                 code: |format, x, scale| {
                     let code = store_code(format, x, scale);
@@ -216,7 +216,7 @@ fn codes() -> Vec<Impostor> {
             "store-flushes-subnormals",
             kind,
             "stores values below the smallest normal code as zero",
-            |case| has_fp8(case) && case.data == Data::Edges,
+            has_fp8,
             StoreRecipe {
                 code: |format, x, scale| {
                     let code = store_code(format, x, scale);
@@ -230,7 +230,7 @@ fn codes() -> Vec<Impostor> {
             "store-through-f16",
             kind,
             "rounds to f16 on the way to the code",
-            |case| has_fp8(case) && case.data == Data::Edges && case.problem.query_format == Format::F32,
+            |case| has_fp8(case) && case.problem.query_format == Format::F32,
             StoreRecipe {
                 code: |format, x, scale| format.encode(Format::F16.round(f64::from(x / scale)) as f32),
                 ..HONEST_STORE
