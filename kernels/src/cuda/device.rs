@@ -76,7 +76,7 @@ struct Graph {
 }
 
 struct Kernel {
-    module: sys::CUmodule,
+    _module: Module,
     function: sys::CUfunction,
     entry: String,
     params_bytes: usize,
@@ -185,26 +185,8 @@ impl CudaDevice {
             &self.arch(),
             self.options.cache_dir.as_deref(),
         )?;
-        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let entry = std::ffi::CString::new(spec.entry).expect("entry names are identifiers");
-        // SAFETY: the image is a complete cubin and outlives the call; the name is NUL-terminated.
-        unsafe {
-            check(
-                "cuModuleLoadData",
-                sys::cuModuleLoadData(&raw mut module, compiled.cubin.as_ptr().cast()),
-            )?;
-            let found = sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr());
-            if found == sys::CUresult::CUDA_ERROR_NOT_FOUND {
-                let _ = sys::cuModuleUnload(module);
-                return Err(DeviceError::InvalidArgument {
-                    call: "load_kernel",
-                    argument: "entry",
-                    value: spec.entry.to_owned(),
-                    accepted: format!("an entry of {}", spec.file),
-                });
-            }
-            check("cuModuleGetFunction", found)?;
-        }
+        let module = Module::load(&compiled.cubin)?;
+        let function = module.function(spec)?;
         let attribute = |which| {
             let mut value = 0;
             // SAFETY: the function was just loaded.
@@ -213,7 +195,7 @@ impl CudaDevice {
         };
         use sys::CUfunction_attribute as A;
         Ok(Kernel {
-            module,
+            _module: module,
             function,
             entry: spec.entry.to_owned(),
             params_bytes: params_bytes(function)?,
@@ -221,6 +203,45 @@ impl CudaDevice {
             static_shared: attribute(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             shared_allowed: attribute(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
         })
+    }
+}
+
+/// A loaded cubin, unloaded when dropped, so that nothing of a kernel stays when a step after the loading fails.
+struct Module(sys::CUmodule);
+
+// SAFETY: a module belongs to a context, not to a thread; the device's lock orders the calls.
+unsafe impl Send for Module {}
+
+impl Module {
+    fn load(cubin: &[u8]) -> DeviceResult<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current; the image is a complete cubin and outlives the call.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) })?;
+        Ok(Self(raw))
+    }
+
+    fn function(&self, spec: &KernelSpec) -> DeviceResult<sys::CUfunction> {
+        let mut function = std::ptr::null_mut();
+        let entry = std::ffi::CString::new(spec.entry).expect("entry names are identifiers");
+        // SAFETY: the module is loaded; the name is NUL-terminated.
+        let found = unsafe { sys::cuModuleGetFunction(&raw mut function, self.0, entry.as_ptr()) };
+        if found == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(DeviceError::InvalidArgument {
+                call: "load_kernel",
+                argument: "entry",
+                value: spec.entry.to_owned(),
+                accepted: format!("an entry of {}", spec.file),
+            });
+        }
+        check("cuModuleGetFunction", found)?;
+        Ok(function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: the module is loaded and its context still alive: kernels are dropped before the context is released.
+        let _ = unsafe { sys::cuModuleUnload(self.0) };
     }
 }
 
@@ -364,11 +385,14 @@ impl Device for CudaDevice {
     fn free(&self, ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
         let mut state = self.bind()?;
         let raw = state.not_capturing("free", stream)?;
-        if state.live.remove(&ptr.0).is_none() {
+        if !state.live.contains_key(&ptr.0) {
             return Err(unknown("free", "ptr", ptr.0));
         }
-        // SAFETY: the address came from the pool and is freed once.
-        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(ptr.0, raw) })
+        // SAFETY: the address came from the pool, and is forgotten below once the driver has taken it back.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(ptr.0, raw) })?;
+        // Only now: memory whose free was refused is still allocated, and may be asked for again.
+        state.live.remove(&ptr.0);
+        Ok(())
     }
 
     fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
@@ -631,9 +655,7 @@ impl Drop for CudaDevice {
                 let _ = sys::cuStreamSynchronize(stream.raw);
                 let _ = sys::cuStreamDestroy_v2(stream.raw);
             }
-            for kernel in state.kernels.values() {
-                let _ = sys::cuModuleUnload(kernel.module);
-            }
+            state.kernels.clear();
             self.pool = None;
             let _ = driver::primary_ctx::release(self.device);
         }
