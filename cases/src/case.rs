@@ -77,6 +77,8 @@ pub struct Case {
     pub expectation: Expectation,
     /// A relation between runs that must hold besides.
     pub relation: Option<Relation>,
+    /// A published limit of the absolute error of `out`, where it is to hold besides the bound; positive.
+    pub within: Option<f32>,
 }
 
 impl Case {

@@ -93,6 +93,7 @@ fn attention(draw: &mut Draw, seed: u64) -> Case {
         defect: None,
         expectation: Expectation::Valid,
         relation: None,
+        within: None,
         problem,
     };
     match case.data {
@@ -121,6 +122,7 @@ fn store(draw: &mut Draw, seed: u64) -> Case {
         defect: None,
         expectation: Expectation::Valid,
         relation: None,
+        within: None,
         problem,
     }
 }

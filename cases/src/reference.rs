@@ -84,7 +84,11 @@ pub fn references(case: &Case, inputs: &Inputs, arm: &str) -> Result<Vec<Referen
         let request = Request { q, k, v };
         let sample = sampled_rows(case, *q_len, k.len_of(Axis(0)));
         let rows = sample.as_deref().map_or(Rows::All, Rows::Sample);
-        all.push(attend(&request, &options, &model, rows)?);
+        let mut reference = attend(&request, &options, &model, rows)?;
+        if let Some(limit) = case.within {
+            reference.bound.mapv_inplace(|bound| bound.min(f64::from(limit)));
+        }
+        all.push(reference);
     }
     Ok(all)
 }

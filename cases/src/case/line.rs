@@ -114,6 +114,9 @@ fn making(case: &Case, terms: &mut Vec<String>) {
     if let Some(relation) = case.relation {
         terms.push(format!("relation={}", relation.name()));
     }
+    if let Some(limit) = case.within {
+        terms.push(format!("within={}", number(limit)));
+    }
     terms.push(format!("seed={}", case.seed));
 }
 

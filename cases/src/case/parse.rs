@@ -54,9 +54,9 @@ struct Terms<'a> {
 
 const BARE: [&str; 9] =
     ["NHD", "HND", "separate", "unbind-inner", "unbind-outer", "causal", "alibi", "sinks", "nolse"];
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 21] = [
     "kv", "pad", "win", "softcap", "sinks", "scale", "q", "slots", "kscale", "vscale", "data", "mag",
-    "shift", "paging", "bad", "expect", "relation", "seed", "h", "d",
+    "shift", "paging", "bad", "expect", "relation", "within", "seed", "h", "d",
 ];
 
 impl FromStr for Case {
@@ -83,6 +83,9 @@ impl FromStr for Case {
                 })?
                 .unwrap_or_default(),
             relation: terms.optional("relation", &Relation::accepted(), Relation::from_name)?,
+            within: terms.optional("within", "a positive number", |text| {
+                text.parse().ok().filter(|limit: &f32| limit.is_finite() && *limit > 0.0)
+            })?,
         };
         consistent(&case, &terms)?;
         Ok(case)
@@ -274,6 +277,9 @@ fn consistent(case: &Case, terms: &Terms<'_>) -> Result<(), ParseError> {
     }
     if case.data == Data::Edges && !is_store {
         return Err(at("data", case.data.to_string(), "only with the operation store"));
+    }
+    if let Some(limit) = case.within.filter(|_| is_store || case.must_reject()) {
+        return Err(at("within", format!("{limit}"), "only with attention that is not refused"));
     }
     if let Data::Real { .. } = case.data {
         let shape = (problem.num_q_heads, problem.num_kv_heads, problem.head_dim, problem.head_dim_v);

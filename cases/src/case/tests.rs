@@ -181,8 +181,10 @@ fn case() -> impl Strategy<Value = Case> {
     let paging = prop::sample::select(Paging::ALL.to_vec());
     let reject = prop::option::of("[a-z_]{1,12}");
     let relation = prop::option::of(prop::sample::select(Relation::ALL.to_vec()));
-    (problem(), data, number(), number(), paging, any::<u64>(), defect, (reject, relation)).prop_map(
-        |(problem, data, magnitude, shift, paging, seed, defect, (reject, relation))| Case {
+    let within = prop::option::of(prop::sample::select(vec![1.9e-6_f32, 0.5]));
+    (problem(), data, number(), number(), paging, any::<u64>(), defect, (reject, relation, within)).prop_map(
+        |(problem, data, magnitude, shift, paging, seed, defect, (reject, relation, within))| Case {
+            within: within.filter(|_| reject.is_none() && problem.op != Op::Store),
             problem,
             data,
             magnitude,

@@ -148,6 +148,9 @@ pub(super) fn data(case: &Case) -> Vec<String> {
     if case.logit_shift != 0.0 {
         lines.push(format!("every logit is shifted by about {}", case.logit_shift));
     }
+    if let Some(limit) = case.within {
+        lines.push(format!("no element of out may be off by more than {limit:e}, whatever the bound grants"));
+    }
     lines.push(
         match case.paging {
             Paging::Shuffled => "pages in a random order that is never 0, 1, 2, …; page 0 belongs to nobody",
