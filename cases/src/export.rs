@@ -20,6 +20,8 @@
 //! | `expected_out`, `out_bound` | f64 | `[rows, num_q_heads, head_dim_v]` |
 //! | `expected_lse`, `lse_bound` | f64 | `[rows, num_q_heads]` |
 //!
+//! A whole suite is a directory of such files with a manifest, [`Suite`].
+//!
 //! An output file has `out`, `[total_q, num_q_heads, head_dim_v]` (or its last two axes as one), in f16, bf16, f32 or f64,
 //! and may have `lse`, `[total_q, num_q_heads]` in f32 or f64. An element of `out` is right iff it lies in
 //! `[round(expected − bound), round(expected + bound)]`, rounded to the type of `out` (f32 for f64).
@@ -27,11 +29,13 @@
 mod description;
 mod output;
 mod read;
+mod suite;
 mod write;
 
 pub use description::{Description, ViewDescription};
 pub use output::{Output, judge};
 pub use read::Exported;
+pub use suite::{Answer, MANIFEST, MadeBy, Suite, SuiteCase, SuiteError};
 pub use write::{estimated_bytes, export};
 
 use crate::case::ParseError;
@@ -71,6 +75,14 @@ pub enum FileError {
     /// The case cannot be judged any more.
     #[error("the file's case has no inputs: {0}")]
     Inputs(#[from] oracle::OracleError),
+    /// An output that was computed from other inputs.
+    #[error("the output was made for `{case}`; accepted: one for `{expected}`")]
+    OtherCase {
+        /// The case that the output names.
+        case: String,
+        /// The case of the exported file.
+        expected: String,
+    },
     /// A tensor is not there.
     #[error("tensor {name} is missing; accepted: {accepted}")]
     Missing {

@@ -1,6 +1,7 @@
 //! Consumers of the event stream.
 
 pub mod describe;
+mod html;
 mod json;
 mod junit;
 mod record;
@@ -10,6 +11,7 @@ use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+pub use html::HtmlReport;
 pub use json::JsonReport;
 pub use junit::JunitReport;
 pub use record::{ArmRecord, CardRecord, CardRecorder, source_hash};
@@ -28,17 +30,19 @@ pub struct ReportTarget {
 enum ReportFormat {
     Json,
     Junit,
+    Html,
 }
 
 impl FromStr for ReportTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let accepted = "json=FILE, junit=FILE";
+        let accepted = "json=FILE, junit=FILE, html=FILE";
         let (format, path) = text.split_once('=').ok_or_else(|| format!("accepted: {accepted}"))?;
         let format = match format {
             "json" => ReportFormat::Json,
             "junit" => ReportFormat::Junit,
+            "html" => ReportFormat::Html,
             other => return Err(format!("report format is `{other}`; accepted: {accepted}")),
         };
         if path.is_empty() {
@@ -60,6 +64,7 @@ impl ReportTarget {
         Ok(match self.format {
             ReportFormat::Json => Box::new(JsonReport::new(self.path.clone())),
             ReportFormat::Junit => Box::new(JunitReport::new(self.path.clone())),
+            ReportFormat::Html => Box::new(HtmlReport::new(self.path.clone())),
         })
     }
 }

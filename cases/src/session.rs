@@ -2,7 +2,7 @@
 
 mod prepare;
 pub(crate) mod recorder;
-mod tally;
+pub(crate) mod tally;
 
 use std::collections::HashMap;
 use std::io;

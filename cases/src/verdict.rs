@@ -1,5 +1,9 @@
 //! Verdicts: what the judgement of one case on one arm and device can be.
 
+mod map;
+
+pub use map::{ErrorMap, Grid, Level, RowBin, RowKind, RowPlace};
+
 use kernels::device::Finding;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +34,11 @@ pub enum Verdict {
         what: String,
         /// Whether its support manifest says so; if not, the skip itself is a failure.
         declared: bool,
+    },
+    /// Whoever computed the outputs says that the case cannot be expressed there.
+    Skipped {
+        /// Why.
+        reason: String,
     },
     /// The ledger of known failures says that the case fails here, and it did (or was not launched, because it crashes).
     KnownFailure {
@@ -95,7 +104,9 @@ impl Verdict {
     pub fn class(&self) -> Class {
         match self {
             Self::Pass { .. } => Class::Passed,
-            Self::Unsupported { declared: true, .. } | Self::KnownFailure { .. } => Class::Skipped,
+            Self::Unsupported { declared: true, .. } | Self::Skipped { .. } | Self::KnownFailure { .. } => {
+                Class::Skipped
+            }
             Self::Unsupported { declared: false, .. } => Class::UndeclaredSkip,
             Self::Environment { .. } => Class::NoVerdict,
             Self::Mismatch { .. }
@@ -115,6 +126,7 @@ impl Verdict {
             Self::Mismatch { .. } => "MISMATCH",
             Self::Rejected { .. } => "REJECTED",
             Self::Unsupported { .. } => "UNSUPPORTED",
+            Self::Skipped { .. } => "SKIPPED",
             Self::KnownFailure { .. } => "KNOWN FAILURE",
             Self::KnownFailurePasses { .. } => "PASSES",
             Self::DeviceError { .. } => "DEVICE ERROR",
@@ -175,6 +187,9 @@ pub enum Failure {
         pattern: Option<String>,
         /// What a probe's data says about the cause.
         explanation: Option<String>,
+        /// Where the errors are. Pictures only: a report in data has the pattern in words.
+        #[serde(skip)]
+        map: Option<Box<ErrorMap>>,
     },
     /// Elements that still hold the pattern which stood there before the launch.
     Unwritten {
@@ -199,6 +214,9 @@ pub enum Failure {
         of: usize,
         /// The first of them.
         first: Place,
+        /// Where they are.
+        #[serde(skip)]
+        map: Option<Box<ErrorMap>>,
     },
     /// A probe whose answer is exact gives another one.
     Probe {
@@ -228,6 +246,9 @@ pub enum Failure {
         of: usize,
         /// The first, in words: page, slot, head, dim, code found and code expected.
         first: String,
+        /// Where they are.
+        #[serde(skip)]
+        map: Option<Box<ErrorMap>>,
     },
     /// A case that must be refused was accepted.
     NotRefused {

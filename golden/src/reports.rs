@@ -29,6 +29,7 @@ fn failures() -> Vec<Failure> {
             first: Place { row: 4, head: 0, ..place(Some(0)) },
             pattern: Some("only rows with position % 64 == 63".to_owned()),
             explanation: Some("read page 7 slot 3, expected page 12 slot 3".to_owned()),
+            map: None,
         },
         Failure::Elements {
             output: "lse".to_owned(),
@@ -38,6 +39,7 @@ fn failures() -> Vec<Failure> {
             first: place(None),
             pattern: None,
             explanation: None,
+            map: None,
         },
         Failure::Unwritten { output: "out".to_owned(), elements: 128, of: 12_288, first: place(Some(0)) },
         Failure::Depends {
@@ -46,6 +48,7 @@ fn failures() -> Vec<Failure> {
             elements: 3,
             of: 96,
             first: place(None),
+            map: None,
         },
         Failure::Probe { message: "head 5 has head 4's value".to_owned(), wrong: 64, of: 512 },
         Failure::Modified { buffer: "block_table".to_owned(), bytes: 4, first: 8 },
@@ -54,6 +57,7 @@ fn failures() -> Vec<Failure> {
             wrong: 1,
             of: 4_096,
             first: "page 3, slot 2, head 1, dim 7: 3c, expected 3d".to_owned(),
+            map: None,
         },
         Failure::NotRefused { argument: "softcap".to_owned() },
         Failure::WrongRefusal {
@@ -82,6 +86,7 @@ fn verdicts() -> Vec<Verdict> {
         },
         Verdict::Unsupported { what: "mma: head_dim 72".to_owned(), declared: true },
         Verdict::Unsupported { what: "mma does not support head_dim 64".to_owned(), declared: false },
+        Verdict::Skipped { reason: "no softcap".to_owned() },
         Verdict::KnownFailure {
             was: "MISMATCH".to_owned(),
             reason: "the last tile is read twice".to_owned(),

@@ -170,8 +170,10 @@ fn worse(a: Deviation, b: Deviation) -> Deviation {
     if b.share > a.share { b } else { a }
 }
 
-/// Smallest t with `got` in [round(want − t·E), round(want + t·E)]. At most 1 exactly when it is so for t = 1.
-fn share(got: f32, want: f64, allowed: f64, format: Format) -> f64 {
+/// Share of the bound that one element used: the smallest t with `got` in [round(want − t·E), round(want + t·E)], E being
+/// `allowed` and `got` a value of `format`. At most 1 exactly when it is so for t = 1; infinite where no t would do.
+#[must_use]
+pub fn share(got: f32, want: f64, allowed: f64, format: Format) -> f64 {
     let value = f64::from(got);
     let nearest = format.round(want);
     if value == nearest || (value.is_nan() && want.is_nan()) {

@@ -19,7 +19,7 @@ mod request;
 
 pub use blocked::{attend, attend_f32, attend_f64_blocked, attend_f64_values};
 pub use bound::BoundModel;
-pub use compare::{Comparison, Deviation, compare, compare_lse};
+pub use compare::{Comparison, Deviation, compare, compare_lse, share};
 pub use error::OracleError;
 pub use format::{Format, store_code};
 pub use judge::attend_f64;

@@ -53,7 +53,7 @@ pub(super) struct DeviceOptions {
 #[derive(Debug, Args)]
 pub(super) struct OutputOptions {
     /// Also write a report; may be repeated.
-    #[arg(long, value_name = "json=FILE|junit=FILE")]
+    #[arg(long, value_name = "json=FILE|junit=FILE|html=FILE")]
     report: Vec<ReportTarget>,
     /// Say nothing but failures and the summary.
     #[arg(short, long, conflicts_with = "verbose")]

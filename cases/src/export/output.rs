@@ -28,6 +28,7 @@ impl Output {
     /// When there is no `out`, or a tensor's type or shape is another.
     pub fn read(bytes: &[u8], exported: &Exported) -> Result<Self, FileError> {
         let file = SafeTensors::deserialize(bytes)?;
+        same_case(bytes, exported)?;
         let problem = &exported.case.problem;
         let (rows, heads, dim) = (problem.total_query_rows(), problem.num_q_heads, problem.head_dim_v);
         let accepted = format!("[{rows}, {heads}, {dim}] or [{rows}, {}]", heads * dim);
@@ -51,6 +52,18 @@ impl Output {
             },
         };
         Ok(Self { format, bytes: AttentionOutput { out, lse } })
+    }
+}
+
+/// An output may say in its metadata for which case it was made: an old one is found that way.
+fn same_case(bytes: &[u8], exported: &Exported) -> Result<(), FileError> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes)?;
+    let case = metadata.metadata().as_ref().and_then(|all| all.get("case"));
+    match case {
+        Some(case) if *case != exported.description.case => {
+            Err(FileError::OtherCase { case: case.clone(), expected: exported.description.case.clone() })
+        }
+        _ => Ok(()),
     }
 }
 

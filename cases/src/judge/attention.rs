@@ -1,14 +1,14 @@
 //! Output and lse of an attention case against the references of its requests.
 
 use ndarray::{Array2, Array3, ArrayView2, ArrayView3, Axis, s};
-use oracle::{Comparison, Deviation, Format, OracleError, Reference, compare, compare_lse};
+use oracle::{Comparison, Deviation, Format, OracleError, Reference, compare, compare_lse, share};
 
 use super::probe;
 use crate::case::Case;
 use crate::inputs::Inputs;
 use crate::job::sentinel;
 use crate::problem::Problem;
-use crate::verdict::{Failure, Place, WrongElement};
+use crate::verdict::{ErrorMap, Failure, Place, RowKind, RowPlace, WrongElement};
 
 /// What an attention kernel left in its output buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,8 @@ pub fn judge_attention(
         Ok(())
     })?;
     let explain = |place: &Place| probe::explain(case, inputs, place, out.view());
-    failures.extend(compared.failure("out", explain));
+    let map = || map_of_out(problem, references, out.view());
+    failures.extend(compared.failure("out", explain, map));
     failures.extend(probe::exact(case, inputs, out.view()));
     let mut worst_share = compared.worst_share;
     if let Some(lse) = &output.lse {
@@ -53,8 +54,8 @@ pub fn judge_attention(
             compared.add(request, compare_lse(got.view(), reference)?);
             Ok(())
         })?;
-        failures
-            .extend(compared.failure("lse", |place| logarithm_base(lse.view(), problem, references, place)));
+        let explain = |place: &Place| logarithm_base(lse.view(), problem, references, place);
+        failures.extend(compared.failure("lse", explain, || map_of_lse(problem, references, lse.view())));
         worst_share = worst_share.max(compared.worst_share);
     }
     Ok((failures, worst_share))
@@ -115,7 +116,12 @@ impl Compared {
         }
     }
 
-    fn failure(&self, output: &str, explain: impl Fn(&Place) -> Option<String>) -> Option<Failure> {
+    fn failure(
+        &self,
+        output: &str,
+        explain: impl Fn(&Place) -> Option<String>,
+        map: impl Fn() -> ErrorMap,
+    ) -> Option<Failure> {
         let (worst, first) = (self.worst.as_ref()?, self.first.as_ref()?);
         let is_lse = output == "lse";
         let place = |(request, d): &(usize, Deviation)| Place {
@@ -141,6 +147,7 @@ impl Compared {
             first: place(first),
             worst: element,
             pattern: self.pattern(),
+            map: Some(Box::new(map())),
         })
     }
 
@@ -156,6 +163,40 @@ impl Compared {
             (false, n) => format!("{n} of {} requests; request {first_request}: {first}", self.requests),
         })
     }
+}
+
+/// Index of a compared row in its request's reference, and its row in the batch.
+fn compared_rows(problem: &Problem, references: &[Reference]) -> (Vec<RowPlace>, Vec<(usize, usize)>) {
+    let mut places = Vec::new();
+    let mut indices = Vec::new();
+    let mut first = 0;
+    for (request, (q_len, reference)) in problem.query_lens.iter().zip(references).enumerate() {
+        for (index, (&row, &position)) in reference.rows.iter().zip(&reference.positions).enumerate() {
+            places.push(RowPlace { request, row, position });
+            indices.push((index, first + row));
+        }
+        first += q_len;
+    }
+    (places, indices)
+}
+
+fn map_of_out(problem: &Problem, references: &[Reference], out: ArrayView3<'_, f32>) -> ErrorMap {
+    let (places, indices) = compared_rows(problem, references);
+    let shape = (problem.num_q_heads, problem.head_dim_v);
+    ErrorMap::new(RowKind::Query, &places, shape, |i, head, dim| {
+        let (reference, (index, row)) = (&references[places[i].request], indices[i]);
+        let at = [index, head, dim];
+        share(out[[row, head, dim]], reference.out[at], reference.bound[at], problem.query_format)
+    })
+}
+
+fn map_of_lse(problem: &Problem, references: &[Reference], lse: ArrayView2<'_, f32>) -> ErrorMap {
+    let (places, indices) = compared_rows(problem, references);
+    ErrorMap::new(RowKind::Query, &places, (problem.num_q_heads, 1), |i, head, _| {
+        let (reference, (index, row)) = (&references[places[i].request], indices[i]);
+        let at = [index, head];
+        share(lse[[row, head]], reference.lse[at], reference.lse_bound[at], Format::F32)
+    })
 }
 
 /// Recognises an lse in base 2.
@@ -221,7 +262,9 @@ pub fn differences(
         let differing: Vec<usize> =
             pairs.filter(|(_, (a, b))| a != b && !both_nan(a, b)).map(|(index, _)| index).collect();
         if let Some(first) = differing.first() {
+            let map = map_of_differences(problem, dim, &differing);
             failures.push(Failure::Depends {
+                map: Some(Box::new(map)),
                 on: on.to_owned(),
                 output: output.to_owned(),
                 elements: differing.len(),
@@ -235,6 +278,22 @@ pub fn differences(
         check("lse", Format::F32, 1, a, b);
     }
     failures
+}
+
+/// Elements of `[total_q, num_q_heads, dim]` that should be equal and are not, by flat index, ascending.
+fn map_of_differences(problem: &Problem, dim: usize, differing: &[usize]) -> ErrorMap {
+    let rows = problem.query_lens.iter().zip(&problem.kv_lens).enumerate();
+    let places: Vec<RowPlace> = rows
+        .flat_map(|(request, (&q_len, &kv_len))| {
+            let position = move |row| kv_len as i64 - q_len as i64 + row as i64;
+            (0..q_len).map(move |row| RowPlace { request, row, position: position(row) })
+        })
+        .collect();
+    let heads = problem.num_q_heads;
+    ErrorMap::new(RowKind::Query, &places, (heads, dim), |row, head, d| {
+        let index = (row * heads + head) * dim + d;
+        if differing.binary_search(&index).is_ok() { f64::INFINITY } else { 0.0 }
+    })
 }
 
 /// A view of one request's rows.

@@ -1,10 +1,12 @@
 //! The cache after a store, byte for byte.
 
+use std::collections::BTreeSet;
+
 use oracle::{CacheViews, PagedView};
 
 use crate::case::Case;
 use crate::inputs::StoreInputs;
-use crate::verdict::Failure;
+use crate::verdict::{ErrorMap, Failure, RowKind, RowPlace};
 
 /// Compares the cache buffers with what a correct store leaves. NaN codes count as equal by class.
 #[must_use]
@@ -23,7 +25,7 @@ pub fn judge_store(case: &Case, inputs: &StoreInputs, after: &[Vec<u8>]) -> Vec<
 fn tensor(case: &Case, name: &str, view: &PagedView, expected: &[u8], after: &[u8]) -> Option<Failure> {
     let format = case.problem.cache_format;
     let size = format.size_bytes();
-    let mut wrong = 0;
+    let mut wrong = BTreeSet::new();
     let mut first = None;
     for page in 0..view.pages {
         for slot in 0..view.page_size {
@@ -39,7 +41,7 @@ fn tensor(case: &Case, name: &str, view: &PagedView, expected: &[u8], after: &[u
                     if a.is_nan() && b.is_nan() && a.is_sign_negative() == b.is_sign_negative() {
                         continue;
                     }
-                    wrong += 1;
+                    wrong.insert((page * view.page_size + slot, head, dim));
                     first.get_or_insert_with(|| {
                         let place = format!("page {page}, slot {slot}, head {head}, dim {dim}");
                         format!("{place}: code {} ({b:e}), expected {} ({a:e})", hex(got), hex(want))
@@ -49,7 +51,20 @@ fn tensor(case: &Case, name: &str, view: &PagedView, expected: &[u8], after: &[u
         }
     }
     let of = view.pages * view.page_size * view.heads * view.dim;
-    first.map(|first| Failure::Cache { tensor: name.to_owned(), wrong, of, first })
+    first.map(|first| {
+        let map = Some(Box::new(map_of_slots(view, &wrong)));
+        Failure::Cache { tensor: name.to_owned(), wrong: wrong.len(), of, first, map }
+    })
+}
+
+/// Wrong elements by slot of the pool, head and dim.
+fn map_of_slots(view: &PagedView, wrong: &BTreeSet<(usize, usize, usize)>) -> ErrorMap {
+    let slots = 0..view.pages * view.page_size;
+    let places: Vec<RowPlace> =
+        slots.map(|slot| RowPlace { request: 0, row: slot, position: slot as i64 }).collect();
+    ErrorMap::new(RowKind::Slot, &places, (view.heads, view.dim), |slot, head, dim| {
+        if wrong.contains(&(slot, head, dim)) { f64::INFINITY } else { 0.0 }
+    })
 }
 
 /// Bytes outside both views: padding and what lies before the base offset.
@@ -66,6 +81,7 @@ fn elsewhere(expected: &[Vec<u8>], after: &[Vec<u8>]) -> Option<Failure> {
         wrong: changed.len(),
         of: expected.iter().map(Vec::len).sum(),
         first: format!("byte {at} of buffer {buffer}"),
+        map: None,
     })
 }
 

@@ -91,7 +91,7 @@ fn in_words(verdict: &Verdict) -> String {
         Verdict::Rejected { message, .. } | Verdict::Environment { message } => {
             first_line(message).to_owned()
         }
-        Verdict::Unsupported { what, .. } => what.clone(),
+        Verdict::Unsupported { what, .. } | Verdict::Skipped { reason: what } => what.clone(),
         Verdict::Crashed { signal, .. } => signal.clone(),
         Verdict::TimedOut { limit_ms } => format!("after {limit_ms} ms"),
         Verdict::KnownFailure { reason, .. } | Verdict::KnownFailurePasses { reason, .. } => reason.clone(),

@@ -28,6 +28,7 @@ pub fn describe(verdict: &Verdict) -> Description {
             headline: what.clone(),
             details: vec!["the support manifest does not say so".to_owned()],
         },
+        Verdict::Skipped { reason } => line(reason.clone()),
         Verdict::KnownFailure { was, reason, issue } => {
             Description { headline: format!("{reason} ({was})"), details: vec![issue.clone()] }
         }
@@ -124,9 +125,10 @@ fn mismatch(failures: &[Failure]) -> Description {
     description
 }
 
-fn describe_failure(failure: &Failure) -> (String, Vec<String>) {
+/// The line and the further lines of one failed check.
+pub(super) fn describe_failure(failure: &Failure) -> (String, Vec<String>) {
     match failure {
-        Failure::Elements { output, wrong, of, worst, first, pattern, explanation } => {
+        Failure::Elements { output, wrong, of, worst, first, pattern, explanation, .. } => {
             let at = place(&worst.place);
             let headline = format!("{wrong} of {of} elements{}   worst at {at}", of_output(output));
             (headline, elements(worst, first, pattern.as_deref(), explanation.as_deref()))
@@ -135,7 +137,7 @@ fn describe_failure(failure: &Failure) -> (String, Vec<String>) {
             let at = place(first);
             (format!("{elements} of {of} elements of {output} were not written   first at {at}"), Vec::new())
         }
-        Failure::Depends { on, output, elements, of, first } => {
+        Failure::Depends { on, output, elements, of, first, .. } => {
             let at = place(first);
             let details = vec![format!("depends on: {on}")];
             (format!("{elements} of {of} elements of {output} change   first at {at}"), details)
@@ -146,7 +148,7 @@ fn describe_failure(failure: &Failure) -> (String, Vec<String>) {
         Failure::Modified { buffer, bytes, first } => {
             (format!("{bytes} bytes of {buffer} were overwritten   first at byte {first}"), Vec::new())
         }
-        Failure::Cache { tensor, wrong, of, first } => {
+        Failure::Cache { tensor, wrong, of, first, .. } => {
             (format!("{wrong} of {of} cache elements ({tensor})"), vec![format!("first at {first}")])
         }
         Failure::NotRefused { argument } => {

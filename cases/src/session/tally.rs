@@ -8,7 +8,7 @@ use crate::events::{Finished, Judged, Skipped};
 use crate::verdict::{Class, Verdict};
 
 /// Counts of a run.
-pub(super) struct Tally {
+pub(crate) struct Tally {
     planned: usize,
     passed: usize,
     failed: usize,
@@ -44,7 +44,7 @@ impl Tally {
             Class::Skipped => self.skip(judged, ""),
             Class::UndeclaredSkip => {
                 self.undeclared += 1;
-                self.skip(judged, " (not in the support manifest)");
+                self.skip(judged, " (no manifest says so)");
             }
             Class::NoVerdict => {
                 self.no_verdict += 1;
@@ -65,6 +65,7 @@ impl Tally {
                 format!("outside the support manifest of {}", judged.arm)
             }
             Verdict::Unsupported { what, .. } => what.clone(),
+            Verdict::Skipped { reason } => reason.clone(),
             Verdict::KnownFailure { issue, .. } => format!("known failures of {}, {issue}", judged.arm),
             Verdict::Environment { message } => message.clone(),
             other => other.word().to_owned(),
@@ -118,7 +119,7 @@ impl Tally {
             }
         }
         if self.undeclared > 0 {
-            shortfalls.push(format!("{} skips are not in the support manifest", self.undeclared));
+            shortfalls.push(format!("{} skips are not declared", self.undeclared));
         }
         shortfalls
     }
