@@ -2,7 +2,8 @@
 //!
 //! [`discover`](discover::discover) finds mutants in the kernels' syntax trees, [`choose`](checks::choose) picks the
 //! committed cases that judge them, [`Baseline`](baseline::Baseline) makes sure that these pass on the unchanged
-//! kernels, and [`Campaign`](campaign::Campaign) tries one mutant after the other.
+//! kernels, [`Coverage`](coverage::Coverage) tells which of them execute what a mutant changes, and
+//! [`Campaign`](campaign::Campaign) tries one mutant after the other.
 
 pub mod baseline;
 pub mod campaign;
@@ -10,9 +11,11 @@ pub mod canary;
 pub mod change;
 pub mod checks;
 pub mod compiled;
+pub mod coverage;
 pub mod discover;
 pub mod engine;
 pub mod launch;
+pub mod marks;
 pub mod masked;
 pub mod mutant;
 pub mod operators;

@@ -47,9 +47,12 @@ pub(super) struct Mutants {
     /// At most so many, drawn at random.
     #[arg(long, value_name = "N")]
     sample: Option<usize>,
-    /// Seed of the sample.
-    #[arg(long, value_name = "S", default_value_t = 0, requires = "sample")]
+    /// Seed of what is drawn at random.
+    #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    /// At least so many: what the selection lacks is drawn from all the others, and `--budget` waits for them.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    at_least: usize,
     /// Try the K-th of N parts.
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
@@ -151,7 +154,9 @@ impl Mutants {
             operators: self.operator.clone(),
             ids: self.mutant.clone(),
             lines,
-            sample: self.sample.map(|count| (count, self.seed)),
+            sample: self.sample,
+            at_least: self.at_least,
+            seed: self.seed,
             shard: self.shard,
         })
     }
@@ -201,14 +206,13 @@ fn red(finished: &Finished) -> Result<u8, Failure> {
     for check in &finished.red {
         writeln!(out, "RED  {}\n  {}\n  replay: {}", check.check, check.verdict, check.replay)?;
     }
-    let all = finished.changes.len();
+    let untried = finished.changes.len() - finished.counts.total();
     writeln!(
         out,
-        "the unchanged kernels fail {} of {} checks: no mutant was tried",
-        finished.red.len(),
-        finished.checks
+        "the unchanged kernels fail a check: nothing that mutants do says anything until it passes"
     )?;
-    writeln!(out, "0 passed, {} failed, {all} skipped", finished.red.len())?;
+    writeln!(out, "skipped: {untried} not tried")?;
+    writeln!(out, "0 passed, {} failed, {untried} skipped", finished.red.len())?;
     Ok(1)
 }
 

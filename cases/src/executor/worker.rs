@@ -28,6 +28,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct Worker {
     binary: PathBuf,
     arguments: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
     interrupted: Arc<AtomicBool>,
     child: Option<Running>,
 }
@@ -51,13 +52,21 @@ impl Worker {
     /// in flight is given up.
     #[must_use]
     pub fn new(binary: PathBuf, interrupted: Arc<AtomicBool>) -> Self {
-        Self { binary, arguments: vec![SUBCOMMAND.into()], interrupted, child: None }
+        let arguments = vec![SUBCOMMAND.into()];
+        Self { binary, arguments, environment: Vec::new(), interrupted, child: None }
     }
 
     /// The same, with other arguments: another subcommand that serves jobs.
     #[must_use]
     pub fn with_arguments(self, arguments: Vec<OsString>) -> Self {
         Self { arguments, ..self }
+    }
+
+    /// The same, with a variable added to its environment.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: OsString) -> Self {
+        self.environment.push((name, value));
+        self
     }
 
     /// Waits for the reply, looking up now and then whether someone has interrupted the run.
@@ -80,6 +89,7 @@ impl Worker {
     fn start(&self) -> io::Result<Running> {
         let mut process = Command::new(&self.binary)
             .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

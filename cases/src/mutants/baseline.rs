@@ -1,13 +1,12 @@
-//! The unchanged kernels: every check must pass on them, and tells how long it takes; their code is what changed code
-//! is compared with.
+//! The unchanged kernels: no check judges a mutant before it has passed on them. That also gives the time that a check
+//! takes; and their code is what changed code is compared with.
+//!
+//! Everything is found out when it is first needed: a run of a dozen mutants then uses a dozen checks, not all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kernels::device::DeviceError;
 use kernels::simt::Mode;
 use kernels::source::{KernelSpec, SourceSet};
 
@@ -16,15 +15,6 @@ use super::compiled::{Builder, Fingerprint};
 use super::engine::EngineError;
 use super::serve::Setup;
 use super::trial::{Bench, Trial, Workers};
-
-/// A check with the time it takes on the unchanged kernels.
-#[derive(Clone, Debug)]
-pub struct TimedCheck {
-    /// The check.
-    pub check: Check,
-    /// Time of the whole check, worker included.
-    pub baseline: Duration,
-}
 
 /// A check that fails on the unchanged kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,76 +28,129 @@ pub struct RedCheck {
 }
 
 /// What the unchanged kernels do.
-#[derive(Debug, Default)]
-pub struct Baseline {
+pub struct Baseline<'a> {
     /// All checks.
-    pub checks: Vec<TimedCheck>,
-    codes: HashMap<KernelSpec, (PathBuf, Fingerprint)>,
+    pub checks: Vec<Check>,
+    sources: &'a SourceSet,
+    setup: Setup,
+    workers: Workers,
+    /// Instances that checks use.
+    instances: BTreeSet<KernelSpec>,
     /// For every `.cu` file, the files it is compiled from.
     closures: BTreeMap<String, BTreeSet<String>>,
+    /// Time of each check that has passed.
+    times: Vec<Mutex<Option<Duration>>>,
+    codes: Mutex<HashMap<(KernelSpec, bool), Fingerprint>>,
+    idle: Mutex<Vec<Bench>>,
 }
 
-impl Baseline {
-    /// Compiles every instance and runs every check, `jobs` at a time. The second list is empty if all is well.
-    ///
-    /// # Errors
-    /// When the surroundings fail, or a kernel does not compile.
-    pub fn measure(
-        checks: Vec<Check>,
-        sources: &SourceSet,
-        setup: &Setup,
-        workers: &Workers,
-        jobs: usize,
-        progress: &(dyn Fn(usize, usize) + Sync),
-    ) -> Result<(Self, Vec<RedCheck>), EngineError> {
-        let codes = compile_all(&checks, sources, jobs)?;
-        let trials = run_all(&checks, setup, workers, jobs, progress);
-        let mut baseline = Self { checks: Vec::new(), codes, closures: closures(sources) };
-        let mut red = Vec::new();
-        for (check, trial) in checks.into_iter().zip(trials) {
-            match trial {
-                Some((Trial::Passed, time)) => baseline.checks.push(TimedCheck { check, baseline: time }),
-                Some((Trial::Failed(verdict), _)) => {
-                    red.push(RedCheck { check: check.name(), verdict, replay: check.replay() });
-                }
-                Some((Trial::TimedOut, _)) => {
-                    let verdict = format!("TIMED OUT after {} s", BASELINE_LIMIT.as_secs());
-                    red.push(RedCheck { check: check.name(), verdict, replay: check.replay() });
-                }
-                Some((Trial::Broken(message), _)) if !message.contains("interrupted") => {
-                    return Err(EngineError::NoVerdict { check: check.name(), message });
-                }
-                Some((Trial::Broken(_), _)) | None => return Err(EngineError::Interrupted),
-            }
+/// No check takes this long: they are small cases.
+const BASELINE_LIMIT: Duration = Duration::from_secs(120);
+
+/// What a check takes before its work begins, and how much work is done in a second: a guess for the order of checks, until
+/// they have been timed.
+const SETUP_S: f64 = 0.1;
+const WORK_PER_S: f64 = 3.0e6;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> Baseline<'a> {
+    /// Of `sources`, which lie in the directory of `setup`. Runs nothing yet.
+    #[must_use]
+    pub fn new(checks: Vec<Check>, sources: &'a SourceSet, setup: Setup, workers: Workers) -> Self {
+        Self {
+            sources,
+            setup,
+            workers,
+            instances: checks.iter().flat_map(|check| &check.kernels).cloned().collect(),
+            closures: closures(sources),
+            times: checks.iter().map(|_| Mutex::default()).collect(),
+            codes: Mutex::default(),
+            idle: Mutex::default(),
+            checks,
         }
-        Ok((baseline, red))
     }
 
-    /// Whether a compiled library belongs to the unchanged kernels.
+    /// The time that a check takes on the unchanged kernels, worker included, compilation not.
+    ///
+    /// # Errors
+    /// [`EngineError::Red`] when it fails on them; otherwise when the surroundings fail.
+    pub fn time(&self, check: usize) -> Result<Duration, EngineError> {
+        let mut known = lock(&self.times[check]);
+        if let Some(time) = *known {
+            return Ok(time);
+        }
+        let time = self.time_now(check, BASELINE_LIMIT)?;
+        *known = Some(time);
+        Ok(time)
+    }
+
+    /// The same at this moment, on a machine that may have become slower.
+    ///
+    /// # Errors
+    /// As for [`Baseline::time`].
+    pub fn time_now(&self, index: usize, limit: Duration) -> Result<Duration, EngineError> {
+        let check = &self.checks[index];
+        for kernel in &check.kernels {
+            self.code(kernel, Mode::Checked)?;
+        }
+        let idle = lock(&self.idle).pop();
+        let mut bench = idle.unwrap_or_else(|| Bench::new(&self.workers, &self.setup));
+        let start = Instant::now();
+        let trial = bench.run(check, limit);
+        let time = start.elapsed();
+        lock(&self.idle).push(bench);
+        let red = |verdict: String| {
+            EngineError::Red(Box::new(RedCheck { check: check.name(), verdict, replay: check.replay() }))
+        };
+        match trial {
+            Trial::Passed => Ok(time),
+            Trial::Failed(verdict) => Err(red(verdict)),
+            Trial::TimedOut => Err(red(format!("TIMED OUT after {} s", limit.as_secs()))),
+            Trial::Broken(message) => Err(EngineError::broken(&check.name(), message)),
+        }
+    }
+
+    /// The time of a check in seconds if it is known, else a guess.
     #[must_use]
-    pub fn owns(&self, path: &Path) -> bool {
-        self.codes.values().any(|(own, _)| own == path)
+    pub fn estimate(&self, check: usize) -> f64 {
+        let known = self.times[check].try_lock().ok().and_then(|time| *time);
+        let guess = || SETUP_S + self.checks[check].work() as f64 / WORK_PER_S;
+        known.map_or_else(guess, |time| time.as_secs_f64())
     }
 
     /// Code of an unchanged instance.
-    #[must_use]
-    pub fn code(&self, instance: &KernelSpec) -> Option<Fingerprint> {
-        self.codes.get(instance).map(|(_, code)| *code)
+    ///
+    /// # Errors
+    /// When it does not compile.
+    pub fn code(&self, instance: &KernelSpec, mode: Mode) -> Result<Fingerprint, EngineError> {
+        let key = (instance.clone(), mode == Mode::Checked);
+        if let Some(code) = lock(&self.codes).get(&key) {
+            return Ok(*code);
+        }
+        let (_, code) = Builder::new(self.sources.clone(), mode)?.compile(instance)?;
+        lock(&self.codes).insert(key, code);
+        Ok(code)
     }
 
     /// Instances that are compiled from a file, itself or as a header.
     #[must_use]
     pub fn instances_with(&self, file: &str) -> Vec<&KernelSpec> {
-        let uses = |spec: &KernelSpec| self.closures.get(spec.file).is_some_and(|files| files.contains(file));
-        let mut instances: Vec<&KernelSpec> = self.codes.keys().filter(|spec| uses(spec)).collect();
-        instances.sort();
-        instances
+        self.instances.iter().filter(|spec| self.uses(spec, file)).collect()
     }
 
-    /// Indices of the checks that launch an instance.
+    /// Indices of the checks that launch an instance compiled from a file.
     #[must_use]
-    pub fn checks_with_instance(&self, instance: &KernelSpec) -> Vec<usize> {
-        self.indices(|check| check.kernels.contains(instance))
+    pub fn checks_with_file(&self, file: &str) -> Vec<usize> {
+        self.indices(|check| check.kernels.iter().any(|kernel| self.uses(kernel, file)))
+    }
+
+    /// The kernels of a check that are compiled from a file.
+    #[must_use]
+    pub fn kernels_of(&self, check: usize, file: &str) -> Vec<&KernelSpec> {
+        self.checks[check].kernels.iter().filter(|kernel| self.uses(kernel, file)).collect()
     }
 
     /// Indices of the checks that launch an entry.
@@ -116,26 +159,15 @@ impl Baseline {
         self.indices(|check| check.kernels.iter().any(|kernel| kernel.entry == entry))
     }
 
+    fn uses(&self, kernel: &KernelSpec, file: &str) -> bool {
+        self.closures.get(kernel.file).is_some_and(|files| files.contains(file))
+    }
+
     fn indices(&self, chosen: impl Fn(&Check) -> bool) -> Vec<usize> {
         let all = self.checks.iter().enumerate();
-        all.filter(|(_, timed)| chosen(&timed.check)).map(|(index, _)| index).collect()
-    }
-
-    /// Number of compiled instances.
-    #[must_use]
-    pub fn instances(&self) -> usize {
-        self.codes.len()
-    }
-
-    /// Time of all checks one after the other.
-    #[must_use]
-    pub fn total_time(&self) -> Duration {
-        self.checks.iter().map(|timed| timed.baseline).sum()
+        all.filter(|(_, check)| chosen(check)).map(|(index, _)| index).collect()
     }
 }
-
-/// No check takes this long: they are small cases.
-const BASELINE_LIMIT: Duration = Duration::from_secs(60);
 
 fn closures(sources: &SourceSet) -> BTreeMap<String, BTreeSet<String>> {
     let units = sources.iter().map(|(name, _)| name).filter(|name| name.ends_with(".cu"));
@@ -145,63 +177,4 @@ fn closures(sources: &SourceSet) -> BTreeMap<String, BTreeSet<String>> {
             (unit.to_owned(), files.into_iter().map(|(name, _)| name.to_owned()).collect())
         })
         .collect()
-}
-
-type Codes = HashMap<KernelSpec, (PathBuf, Fingerprint)>;
-
-fn compile_all(checks: &[Check], sources: &SourceSet, jobs: usize) -> Result<Codes, EngineError> {
-    let specs: BTreeSet<&KernelSpec> = checks.iter().flat_map(|check| &check.kernels).collect();
-    let specs: Vec<&KernelSpec> = specs.into_iter().collect();
-    let builder = Builder::new(sources.clone(), Mode::Checked)?;
-    type Built = (KernelSpec, Result<(PathBuf, Fingerprint), DeviceError>);
-    let built: Mutex<Vec<Built>> = Mutex::default();
-    in_parallel(specs.len(), jobs, &|index| {
-        let result = builder.compile(specs[index]);
-        built.lock().unwrap_or_else(PoisonError::into_inner).push((specs[index].clone(), result));
-    });
-    let built = built.into_inner().unwrap_or_else(PoisonError::into_inner);
-    built.into_iter().map(|(spec, result)| Ok((spec, result?))).collect()
-}
-
-fn run_all(
-    checks: &[Check],
-    setup: &Setup,
-    workers: &Workers,
-    jobs: usize,
-    progress: &(dyn Fn(usize, usize) + Sync),
-) -> Vec<Option<(Trial, Duration)>> {
-    let trials: Vec<Mutex<Option<(Trial, Duration)>>> = checks.iter().map(|_| Mutex::new(None)).collect();
-    let benches: Mutex<Vec<Bench>> = Mutex::default();
-    let done = AtomicUsize::new(0);
-    in_parallel(checks.len(), jobs, &|index| {
-        if workers.interrupted.load(Ordering::Relaxed) {
-            return;
-        }
-        let reused = benches.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut bench = reused.unwrap_or_else(|| Bench::new(workers, setup));
-        let start = Instant::now();
-        let trial = bench.run(&checks[index], BASELINE_LIMIT);
-        *trials[index].lock().unwrap_or_else(PoisonError::into_inner) = Some((trial, start.elapsed()));
-        benches.lock().unwrap_or_else(PoisonError::into_inner).push(bench);
-        progress(done.fetch_add(1, Ordering::Relaxed) + 1, checks.len());
-    });
-    trials.into_iter().map(|trial| trial.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
-}
-
-/// Calls `work` with 0, 1, … on `jobs` threads.
-pub(super) fn in_parallel(count: usize, jobs: usize, work: &(dyn Fn(usize) + Sync)) {
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, count.max(1)) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count {
-                        break;
-                    }
-                    work(index);
-                }
-            });
-        }
-    });
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use kernels::source::SourceSet;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::baseline::{Baseline, RedCheck, in_parallel};
+use super::baseline::{Baseline, RedCheck};
 use super::canary::{self, CanaryError};
 use super::change::{self, Change};
 use super::checks::{Check, candidates, choose};
+use super::coverage::Coverage;
 use super::discover::DiscoverError;
 use super::engine::{Engine, EngineError, Learnt};
 use super::outcome::{Counts, Record};
@@ -27,6 +28,9 @@ use super::select::Selection;
 use super::serve::Setup;
 use super::trial::Workers;
 use crate::catalogue::{CatalogueError, Tier};
+
+/// Kernel mutants from which on it pays to find out first what each check executes.
+const FEWEST_FOR_COVERAGE: usize = 60;
 
 /// What to try and how.
 pub struct Campaign {
@@ -42,7 +46,7 @@ pub struct Campaign {
     pub all_checks: bool,
     /// Mutants tried at once.
     pub jobs: usize,
-    /// No new mutant is started after this time.
+    /// No new mutant is started after this time, but for as many as the selection asks for at least.
     pub budget: Option<Duration>,
     /// Go on where an earlier run of the same kernels and checks was interrupted.
     pub resume: bool,
@@ -65,7 +69,7 @@ pub struct Finished {
     pub records: Vec<Record>,
     /// The same, counted.
     pub counts: Counts,
-    /// Checks that fail on the unchanged kernels: then nothing was tried.
+    /// A check that fails on the unchanged kernels: then nothing more was tried.
     pub red: Vec<RedCheck>,
     /// Number of checks.
     pub checks: usize,
@@ -132,24 +136,10 @@ impl Campaign {
         let workers = Workers { binary: self.binary.clone(), interrupted: self.interrupted.clone() };
         let setup = Setup { kernels: kernels.clone(), overlay: None, launch: None };
         let run = run_key(&sources, &checks);
-        progress.say(&format!(
-            "{} mutants, {} checks; first the unchanged kernels",
-            changes.len(),
-            checks.len()
-        ));
+        progress.say(&format!("{} mutants, {} checks to choose from", changes.len(), checks.len()));
         let names: Vec<String> = checks.iter().map(Check::name).collect();
-        let step = |done, of| progress.baseline(done, of);
-        let (baseline, red) = Baseline::measure(checks, &sources, &setup, &workers, self.jobs, &step)?;
-        if !red.is_empty() {
-            progress.end();
-            return Ok(Finished { red, checks: names.len(), changes, ..Finished::default() });
-        }
-        progress.say(&format!(
-            "baseline: {} checks on {} compiled instances pass in {:.1} s of work",
-            baseline.checks.len(),
-            baseline.instances(),
-            baseline.total_time().as_secs_f64()
-        ));
+        let coverage = self.coverage(&sources, &checks, &workers, &changes, stage.path())?;
+        let baseline = Baseline::new(checks, &sources, setup, workers.clone());
         let (directory, known) = match self.resume {
             true => Directory::resume(&self.output, &run)?,
             false => (Directory::create(&self.output, &run)?, Vec::new()),
@@ -158,21 +148,49 @@ impl Campaign {
             sources: &sources,
             kernels: &kernels,
             baseline: &baseline,
+            coverage: coverage.as_ref(),
             workers,
             all_checks: self.all_checks,
             learnt: Learnt::default(),
         };
-        self.prove(&engine, &stage, &progress)?;
         let mut finished = Finished { changes, checks: names.len(), ..Finished::default() };
-        self.judge_all(&engine, &stage, directory, known, &progress, &mut finished, &names)?;
+        let judged = self.prove(&engine, &stage, &progress).and_then(|()| {
+            self.judge_all(&engine, &stage, directory, known, &progress, &mut finished, &names)
+        });
         progress.end();
+        match judged {
+            Err(CampaignError::Engine(EngineError::Red(check))) => finished.red.push(*check),
+            other => other?,
+        }
         Ok(finished)
     }
 
+    /// Worth its time where many mutants are to come.
+    fn coverage(
+        &self,
+        sources: &SourceSet,
+        checks: &[Check],
+        workers: &Workers,
+        changes: &[Change],
+        stage: &Path,
+    ) -> Result<Option<Coverage>, CampaignError> {
+        let of_kernels = changes.iter().filter(|change| matches!(change, Change::Kernel(_))).count();
+        if of_kernels < FEWEST_FOR_COVERAGE {
+            return Ok(None);
+        }
+        Ok(Some(Coverage::new(sources, checks.len(), workers, stage)?))
+    }
+
     fn prove(&self, engine: &Engine<'_>, stage: &TempDir, progress: &Progress) -> Result<(), CampaignError> {
-        let file = engine.baseline.checks.first().and_then(|timed| timed.check.kernels.last());
-        if let Some(kernel) = file {
-            let check = canary::prove(engine, kernel.file, stage.path())?;
+        let all = engine.baseline.checks.iter().flat_map(|check| &check.kernels);
+        // The control is compiled for every instance of its file.
+        let cheapest = all.min_by_key(|kernel| engine.baseline.instances_with(kernel.file).len());
+        if let Some(kernel) = cheapest {
+            let proved = canary::prove(engine, kernel.file, stage.path());
+            let check = proved.map_err(|error| match error {
+                CanaryError::Engine(error) => CampaignError::Engine(error),
+                other => other.into(),
+            })?;
             progress.say(&format!("canary in {} killed by {check}; control found equivalent", kernel.file));
         }
         Ok(())
@@ -204,7 +222,8 @@ impl Campaign {
             let (waiting, broken) = (&waiting, &broken);
             scope.spawn(move || {
                 in_parallel(waiting.len(), self.jobs, &|index| {
-                    if self.is_over(start, broken) {
+                    let must = index < self.selection.at_least;
+                    if self.is_over((!must).then_some(start), broken) {
                         return;
                     }
                     match judge_in(engine, waiting[index], stage.path()) {
@@ -237,11 +256,31 @@ impl Campaign {
         }
     }
 
-    fn is_over(&self, start: Instant, broken: &Mutex<Option<EngineError>>) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
-            || self.budget.is_some_and(|budget| start.elapsed() >= budget)
+    /// Whether no further mutant is tried; the budget counts from `start`.
+    fn is_over(&self, start: Option<Instant>, broken: &Mutex<Option<EngineError>>) -> bool {
+        let spent = self.budget.zip(start).is_some_and(|(budget, start)| start.elapsed() >= budget);
+        spent
+            || self.interrupted.load(Ordering::Relaxed)
             || broken.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
+}
+
+/// Calls `work` with 0, 1, … on `jobs` threads.
+fn in_parallel(count: usize, jobs: usize, work: &(dyn Fn(usize) + Sync)) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, count.max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        break;
+                    }
+                    work(index);
+                }
+            });
+        }
+    });
 }
 
 /// Judges one mutant in a directory of its own.

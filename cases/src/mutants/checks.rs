@@ -37,6 +37,12 @@ impl Check {
         format!("{}: {}", self.item.arm, self.item.case)
     }
 
+    /// Query-key pairs times head_dim.
+    #[must_use]
+    pub fn work(&self) -> usize {
+        work(&self.item.case)
+    }
+
     /// The command that runs the case alone, on whatever kernel sources are in force.
     #[must_use]
     pub fn replay(&self) -> String {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use kernels::source::SourceSet;
-use tree_sitter::{Node, Parser};
+use tree_sitter::{Node, Parser, Tree};
 
 use super::masked::masked;
 use super::mutant::{Mutant, Position};
@@ -53,19 +53,23 @@ pub fn discover(sources: &SourceSet) -> Result<Vec<Mutant>, DiscoverError> {
 /// # Errors
 /// When the file cannot be parsed.
 pub fn mutants_of(file: &str, text: &str) -> Result<Vec<Mutant>, DiscoverError> {
-    let mut parser = Parser::new();
-    parser
-        .set_language(&tree_sitter_cpp::LANGUAGE.into())
-        .map_err(|error| DiscoverError::Grammar(error.to_string()))?;
     let plain = masked(text);
-    let tree = parser
-        .parse(&plain, None)
-        .ok_or_else(|| DiscoverError::Grammar("the parser gave no tree".to_owned()))?;
+    let tree = parsed(text)?;
     let mut found = Finder { file, text, plain: &plain, seen: HashSet::new(), mutants: Vec::new() };
     found.visit(tree.root_node())?;
     found.mutants.sort_by_key(|m| (m.from, m.to));
     number(&mut found.mutants);
     Ok(found.mutants)
+}
+
+/// The syntax tree of a file, with places as in the file.
+pub(super) fn parsed(text: &str) -> Result<Tree, DiscoverError> {
+    let mut parser = Parser::new();
+    parser
+        .set_language(&tree_sitter_cpp::LANGUAGE.into())
+        .map_err(|error| DiscoverError::Grammar(error.to_string()))?;
+    let tree = parser.parse(masked(text), None);
+    tree.ok_or_else(|| DiscoverError::Grammar("the parser gave no tree".to_owned()))
 }
 
 struct Finder<'a> {

@@ -1,6 +1,6 @@
 //! Judging mutants: compile the changed translation unit, run the checks that use it, stop at the first that fails.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,9 +9,10 @@ use kernels::device::DeviceError;
 use kernels::simt::Mode;
 use kernels::source::{KernelSpec, SourceSet};
 
-use super::baseline::Baseline;
+use super::baseline::{Baseline, RedCheck};
 use super::change::Change;
 use super::compiled::{Builder, Fingerprint};
+use super::coverage::Coverage;
 use super::mutant::Mutant;
 use super::outcome::{Outcome, Record};
 use super::reviewed;
@@ -32,6 +33,12 @@ pub enum EngineError {
         /// Why.
         source: std::io::Error,
     },
+    /// No marks can be put into the kernels.
+    #[error("{0}")]
+    Marks(String),
+    /// The unchanged kernels fail a check.
+    #[error("the unchanged kernels fail check {}: {}", .0.check, .0.verdict)]
+    Red(Box<RedCheck>),
     /// A check gave no verdict.
     #[error("no verdict of check {check}: {message}")]
     NoVerdict {
@@ -45,6 +52,16 @@ pub enum EngineError {
     Interrupted,
 }
 
+impl EngineError {
+    /// Of a check whose worker gave no verdict.
+    pub(super) fn broken(check: &str, message: String) -> Self {
+        if message.contains("interrupted") {
+            return Self::Interrupted;
+        }
+        Self::NoVerdict { check: check.to_owned(), message }
+    }
+}
+
 /// What every mutant of a run needs.
 pub struct Engine<'a> {
     /// Kernel sources as the run found them.
@@ -52,7 +69,9 @@ pub struct Engine<'a> {
     /// The same as a directory.
     pub kernels: &'a Path,
     /// Checks with their times, and the code of the unchanged kernels.
-    pub baseline: &'a Baseline,
+    pub baseline: &'a Baseline<'a>,
+    /// What checks execute; without it, every check on an instance of a changed file is tried.
+    pub coverage: Option<&'a Coverage>,
     /// Starts workers.
     pub workers: Workers,
     /// Go on after the first failing check, so that the kill matrix is complete.
@@ -68,8 +87,6 @@ pub struct Learnt {
     kills: Mutex<HashMap<(String, usize), u32>>,
     /// Caught mutants by their code in the instance that showed it.
     codes: Mutex<HashMap<(KernelSpec, Fingerprint), String>>,
-    /// Code of unchanged kernels in fast mode, as far as it was needed.
-    fast: Mutex<HashMap<KernelSpec, Fingerprint>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -96,8 +113,13 @@ struct Judging<'a> {
     bench: Bench,
     compiled: usize,
     ran: Vec<(String, bool)>,
-    tried: HashSet<usize>,
 }
+
+/// Instances that were compiled from a mutant, with their code where it differs from the original's.
+type Built<'a> = HashMap<&'a KernelSpec, Option<Fingerprint>>;
+
+/// About what compiling one instance costs, against the time of a check.
+const COMPILE_S: f64 = 2.0;
 
 impl Engine<'_> {
     /// Judges one mutant. `stage` is a directory of the calling thread.
@@ -138,7 +160,6 @@ impl Engine<'_> {
             bench: Bench::new(&self.workers, setup),
             compiled: 0,
             ran: Vec::new(),
-            tried: HashSet::new(),
         }
     }
 
@@ -153,11 +174,11 @@ impl Engine<'_> {
         let mut libraries = Libraries::default();
         let mut judging = self.judging(format!("{}:{}", mutant.file, mutant.function), &setup);
         let outcome = judging.kernel(mutant, &sources, &mut libraries);
-        libraries.remove(self.baseline);
+        libraries.remove();
         let outcome = match outcome? {
-            Outcome::Missed => match reviewed::reason(mutant, text) {
+            escaped @ (Outcome::Missed | Outcome::Uncovered) => match reviewed::reason(mutant, text) {
                 Some(why) => Outcome::Reviewed { why: why.to_owned() },
-                None => Outcome::Missed,
+                None => escaped,
             },
             other => other,
         };
@@ -170,43 +191,46 @@ impl Engine<'_> {
 struct Libraries(Vec<PathBuf>);
 
 impl Libraries {
-    fn remove(&self, baseline: &Baseline) {
-        for path in self.0.iter().filter(|path| !baseline.owns(path)) {
+    fn remove(&self) {
+        for path in &self.0 {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-impl Judging<'_> {
-    /// Tries the instances one after the other until a check fails.
+impl<'a> Judging<'a> {
+    /// Runs the checks that execute the change until one fails, and compiles what they need on the way.
     fn kernel(
         &mut self,
         mutant: &Mutant,
         sources: &SourceSet,
         libraries: &mut Libraries,
     ) -> Result<Outcome, EngineError> {
+        let baseline = self.engine.baseline;
         let builder = Builder::new(sources.clone(), Mode::Checked)?;
-        let instances = self.order(mutant, self.engine.baseline.instances_with(&mutant.file));
+        let mut waiting = baseline.checks_with_file(&mutant.file);
+        let mut built: Built<'a> = HashMap::new();
         let mut caught: Option<Outcome> = None;
-        let mut changed = Vec::new();
-        for instance in &instances {
-            let (path, code) = match builder.compile(instance) {
-                Ok(built) => built,
-                Err(DeviceError::Compile { log, .. }) => return Ok(unviable(&log)),
-                Err(error) => return Err(error.into()),
-            };
-            self.compiled += 1;
-            libraries.0.push(path);
-            if self.engine.baseline.code(instance) == Some(code) {
+        while let Some(check) = self.take_next(&mut waiting, mutant, &built) {
+            let kernels = baseline.kernels_of(check, &mutant.file);
+            let unchanged = kernels.iter().all(|kernel| built.get(kernel) == Some(&None));
+            if unchanged || !self.may_show(check, mutant)? {
                 continue;
             }
-            changed.push(*instance);
-            let key = ((*instance).clone(), code);
-            if let Some(of) = lock(&self.engine.learnt.codes).get(&key).filter(|of| **of != mutant.id) {
-                return Ok(caught.unwrap_or(Outcome::Duplicate { of: of.clone() }));
+            if let Some(end) = self.build(&kernels, mutant, &builder, &mut built, libraries)? {
+                return Ok(caught.unwrap_or(end));
             }
-            if let Some(outcome) = self.instance(instance, &builder, libraries)? {
-                lock(&self.engine.learnt.codes).entry(key).or_insert_with(|| mutant.id.clone());
+            let changed: Vec<&KernelSpec> = kernels.into_iter().filter(|k| built[k].is_some()).collect();
+            if changed.is_empty() {
+                continue;
+            }
+            if let Some(outcome) = self.run(&[check])? {
+                // Which of several changed kernels made it fail is not known, so none is said to be a duplicate of this.
+                if let [kernel] = changed[..] {
+                    let code = built[kernel].expect("it has changed");
+                    let id = mutant.id.clone();
+                    lock(&self.engine.learnt.codes).entry((kernel.clone(), code)).or_insert(id);
+                }
                 if !self.engine.all_checks {
                     return Ok(outcome);
                 }
@@ -216,15 +240,85 @@ impl Judging<'_> {
         if let Some(caught) = caught {
             return Ok(caught);
         }
-        if instances.is_empty() {
-            return Ok(Outcome::Uncovered);
+        // Text that no check executes is no equivalent, unless the compiler has dropped it.
+        let instances = baseline.instances_with(&mutant.file);
+        if self.ran.is_empty()
+            && let Some(end) = self.build(&instances, mutant, &builder, &mut built, libraries)?
+        {
+            return Ok(end);
         }
-        if changed.is_empty() {
+        let changed: Vec<&KernelSpec> =
+            built.iter().filter_map(|(kernel, code)| code.map(|_| *kernel)).collect();
+        if changed.is_empty() && !built.is_empty() {
             return Ok(Outcome::Equivalent {
-                how: format!("identical machine code in {} instances", instances.len()),
+                how: format!("identical machine code in {} instances", built.len()),
             });
         }
+        if self.ran.is_empty() {
+            return Ok(Outcome::Uncovered);
+        }
         self.survivor(sources, &changed, libraries)
+    }
+
+    fn may_show(&self, check: usize, mutant: &Mutant) -> Result<bool, EngineError> {
+        match self.engine.coverage {
+            Some(coverage) => coverage.covers(check, &self.engine.baseline.checks[check], mutant),
+            None => Ok(true),
+        }
+    }
+
+    /// Compiles what is not compiled yet. Some end if the text does not compile, or is that of an earlier mutant.
+    fn build(
+        &mut self,
+        kernels: &[&'a KernelSpec],
+        mutant: &Mutant,
+        builder: &Builder,
+        built: &mut Built<'a>,
+        libraries: &mut Libraries,
+    ) -> Result<Option<Outcome>, EngineError> {
+        for kernel in kernels {
+            if built.contains_key(kernel) {
+                continue;
+            }
+            let (path, code) = match builder.compile(kernel) {
+                Ok(compiled) => compiled,
+                Err(DeviceError::Compile { log, .. }) => return Ok(Some(unviable(&log))),
+                Err(error) => return Err(error.into()),
+            };
+            self.compiled += 1;
+            libraries.0.push(path);
+            let changed = self.engine.baseline.code(kernel, Mode::Checked)? != code;
+            built.insert(kernel, changed.then_some(code));
+            let key = ((*kernel).clone(), code);
+            let earlier = lock(&self.engine.learnt.codes).get(&key).filter(|of| **of != mutant.id).cloned();
+            if let Some(of) = earlier.filter(|_| changed) {
+                return Ok(Some(Outcome::Duplicate { of }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the check that promises most for the time it costs, compilation included. Checks whose kernels have not
+    /// changed cannot fail and come when they cost nothing.
+    fn take_next(&self, waiting: &mut Vec<usize>, mutant: &Mutant, built: &Built<'a>) -> Option<usize> {
+        let kills = lock(&self.engine.learnt.kills);
+        let baseline = self.engine.baseline;
+        let structure = mutant.function.split("::").next().filter(|_| mutant.function.contains("::"));
+        let cost = |check: usize| {
+            let kernels = baseline.kernels_of(check, &mutant.file);
+            let unbuilt = kernels.iter().filter(|kernel| !built.contains_key(**kernel)).count();
+            // A format's own functions matter to the instances that are made for it.
+            let is_named = |kernel: &&KernelSpec| {
+                structure.is_some_and(|name| kernel.defines.iter().any(|(_, value)| value == name))
+            };
+            let of = |place: &str| f64::from(kills.get(&(place.to_owned(), check)).copied().unwrap_or(0));
+            let named = if kernels.iter().any(is_named) { 4.0 } else { 0.0 };
+            let worth = 1.0 + of("") + 4.0 * of(&self.function) + named;
+            (baseline.estimate(check) + COMPILE_S * unbuilt as f64) / worth
+        };
+        let costs = waiting.iter().map(|check| cost(*check)).enumerate();
+        let (at, _) = costs.min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)))?;
+        Some(waiting.remove(at))
     }
 
     /// A survivor whose optimised code is that of the original is equivalent, too.
@@ -239,36 +333,13 @@ impl Judging<'_> {
             let (path, code) = builder.compile(instance)?;
             self.compiled += 1;
             libraries.0.push(path);
-            if self.engine.fast_code(instance)? != code {
+            if self.engine.baseline.code(instance, Mode::Fast)? != code {
                 return Ok(Outcome::Missed);
             }
         }
         Ok(Outcome::Equivalent {
             how: format!("identical optimised machine code in {} instances", changed.len()),
         })
-    }
-
-    /// Runs the checks of one instance.
-    fn instance(
-        &mut self,
-        instance: &KernelSpec,
-        builder: &Builder,
-        libraries: &mut Libraries,
-    ) -> Result<Option<Outcome>, EngineError> {
-        let checks = self.engine.baseline.checks_with_instance(instance);
-        let fresh: Vec<usize> = checks.into_iter().filter(|check| !self.tried.contains(check)).collect();
-        // Kernels that run beside it may contain the change, too; their compilation is nobody's time limit.
-        let beside: HashSet<&KernelSpec> =
-            fresh.iter().flat_map(|check| &self.engine.baseline.checks[*check].check.kernels).collect();
-        for kernel in beside.into_iter().filter(|kernel| *kernel != instance) {
-            match builder.compile(kernel) {
-                Ok((path, _)) => libraries.0.push(path),
-                Err(DeviceError::Compile { log, .. }) => return Ok(Some(unviable(&log))),
-                Err(error) => return Err(error.into()),
-            }
-            self.compiled += 1;
-        }
-        self.run(&fresh)
     }
 
     /// Runs checks in the order of their worth; the first failure is the outcome.
@@ -278,21 +349,25 @@ impl Judging<'_> {
             if self.engine.workers.interrupted.load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(EngineError::Interrupted);
             }
-            let timed = &self.engine.baseline.checks[index];
-            let limit = limit(timed.baseline);
-            self.tried.insert(index);
-            let trial = self.bench.run(&timed.check, limit);
-            let name = timed.check.name();
+            let check = &self.engine.baseline.checks[index];
+            let mut limit = limit(self.engine.baseline.time(index)?);
+            let mut trial = self.bench.run(check, limit);
+            if trial == Trial::TimedOut {
+                // Perhaps it is the machine that has become slower since the check was timed.
+                let slower = self::limit(self.engine.baseline.time_now(index, limit * LIMIT_FACTOR)?);
+                if slower > limit {
+                    limit = slower;
+                    trial = self.bench.run(check, limit);
+                }
+            }
+            let name = check.name();
             self.ran.push((name.clone(), trial != Trial::Passed));
-            let replay = timed.check.replay();
+            let replay = check.replay();
             let failed = match trial {
                 Trial::Passed => continue,
                 Trial::Failed(verdict) => Outcome::Caught { check: name, verdict, replay },
                 Trial::TimedOut => Outcome::Timeout { check: name, limit_s: limit.as_secs_f64(), replay },
-                Trial::Broken(message) if message.contains("interrupted") => {
-                    return Err(EngineError::Interrupted);
-                }
-                Trial::Broken(message) => return Err(EngineError::NoVerdict { check: name, message }),
+                Trial::Broken(message) => return Err(EngineError::broken(&name, message)),
             };
             self.engine.learn(&self.function, index);
             if !self.engine.all_checks {
@@ -310,30 +385,10 @@ impl Judging<'_> {
             let of = |place: &str| f64::from(kills.get(&(place.to_owned(), check)).copied().unwrap_or(0));
             1.0 + of("") + 4.0 * of(&self.function)
         };
-        let cost = |check: usize| self.engine.baseline.checks[check].baseline.as_secs_f64() / worth(check);
+        let cost = |check: usize| self.engine.baseline.estimate(check) / worth(check);
         let mut sorted: Vec<(f64, usize)> = checks.iter().map(|check| (cost(*check), *check)).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         sorted.into_iter().map(|(_, check)| check).collect()
-    }
-
-    /// Instances in the order in which they are likely to show the change.
-    fn order<'s>(&self, mutant: &Mutant, instances: Vec<&'s KernelSpec>) -> Vec<&'s KernelSpec> {
-        let kills = lock(&self.engine.learnt.kills);
-        let structure = mutant.function.split("::").next().filter(|_| mutant.function.contains("::"));
-        let mut scored: Vec<((bool, u32, usize), &KernelSpec)> = instances
-            .into_iter()
-            .map(|instance| {
-                let named =
-                    structure.is_some_and(|name| instance.defines.iter().any(|(_, value)| value == name));
-                let checks = self.engine.baseline.checks_with_instance(instance);
-                let of =
-                    |place: &str, check: &usize| kills.get(&(place.to_owned(), *check)).copied().unwrap_or(0);
-                let killed = checks.iter().map(|check| 4 * of(&self.function, check) + of("", check)).sum();
-                ((named, killed, checks.len()), instance)
-            })
-            .collect();
-        scored.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
-        scored.into_iter().map(|(_, instance)| instance).collect()
     }
 }
 
@@ -343,15 +398,6 @@ impl Engine<'_> {
         for place in ["", function] {
             *kills.entry((place.to_owned(), check)).or_default() += 1;
         }
-    }
-
-    fn fast_code(&self, instance: &KernelSpec) -> Result<Fingerprint, EngineError> {
-        if let Some(code) = lock(&self.learnt.fast).get(instance) {
-            return Ok(*code);
-        }
-        let (_, code) = Builder::new(self.sources.clone(), Mode::Fast)?.compile(instance)?;
-        lock(&self.learnt.fast).insert(instance.clone(), code);
-        Ok(code)
     }
 }
 

@@ -43,11 +43,6 @@ impl Progress {
         }
     }
 
-    /// So many of so many checks of the baseline are done.
-    pub fn baseline(&self, done: usize, of: usize) {
-        self.step(done, of, &"checks on the unchanged kernels");
-    }
-
     /// So many of so many mutants are done.
     pub fn mutants(&self, counts: &Counts, done: usize, of: usize) {
         self.step(done, of, &counts.in_words());

@@ -1,10 +1,8 @@
 //! Choosing among mutants: by file, operator, changed lines, sample and shard.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use rand::SeedableRng;
-use rand::seq::SliceRandom;
-use rand_chacha::ChaCha8Rng;
+use sha2::{Digest, Sha256};
 
 use super::change::Change;
 
@@ -40,29 +38,39 @@ pub struct Selection {
     pub ids: Vec<String>,
     /// Only mutants that touch these lines, by file.
     pub lines: Option<BTreeMap<String, BTreeSet<usize>>>,
-    /// At most so many, drawn with this seed.
-    pub sample: Option<(usize, u64)>,
+    /// At most so many, drawn at random.
+    pub sample: Option<usize>,
+    /// At least so many: what is missing is drawn from all the others.
+    pub at_least: usize,
+    /// Seed of both draws.
+    pub seed: u64,
     /// Only a part.
     pub shard: Option<Shard>,
 }
 
 impl Selection {
-    /// The chosen mutants, in their order.
+    /// The chosen mutants: in the order of their places, or in the order in which they were drawn, so that a run that
+    /// ends early has tried a fair part.
     #[must_use]
     pub fn apply(&self, changes: Vec<Change>) -> Vec<Change> {
         let listed = |list: &[String], value: &str| list.is_empty() || list.iter().any(|item| item == value);
-        let mut chosen: Vec<Change> = changes
-            .into_iter()
-            .filter(|change| listed(&self.files, change.file()))
-            .filter(|change| listed(&self.operators, change.operator()))
-            .filter(|change| listed(&self.ids, &change.id()))
-            .filter(|change| self.touches(change))
-            .collect();
-        if let Some((count, seed)) = self.sample {
-            chosen = sampled(chosen, count, seed);
+        let (mut chosen, mut others): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(|change| {
+            listed(&self.files, change.file())
+                && listed(&self.operators, change.operator())
+                && listed(&self.ids, &change.id())
+                && self.touches(change)
+        });
+        if let Some(count) = self.sample {
+            chosen = drawn(chosen, self.seed);
+            chosen.truncate(count);
         }
         if let Some(Shard { index, count }) = self.shard {
             chosen = chosen.into_iter().skip(index - 1).step_by(count).collect();
+        }
+        if chosen.len() < self.at_least {
+            others = drawn(others, self.seed);
+            others.truncate(self.at_least - chosen.len());
+            chosen.append(&mut others);
         }
         chosen
     }
@@ -75,17 +83,38 @@ impl Selection {
     }
 }
 
-/// A sample without replacement, in the original order.
-fn sampled(changes: Vec<Change>, count: usize, seed: u64) -> Vec<Change> {
-    let mut indices: Vec<usize> = (0..changes.len()).collect();
-    indices.shuffle(&mut ChaCha8Rng::seed_from_u64(seed));
-    let kept: BTreeSet<usize> = indices.into_iter().take(count).collect();
+/// Everything in random order. A mutant's rank follows from the seed and from what it changes, not from its line or from
+/// how many others there are: after an edit somewhere else, the same sample is drawn again.
+fn drawn(mut changes: Vec<Change>, seed: u64) -> Vec<Change> {
+    let mut alike: HashMap<[u8; 32], u64> = HashMap::new();
+    let mut rank = |change: &Change| {
+        let nth = alike.entry(rank(change, seed, 0)).or_default();
+        *nth += 1;
+        rank(change, seed, *nth)
+    };
+    changes.sort_by_cached_key(|change| rank(change));
     changes
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| kept.contains(index))
-        .map(|(_, change)| change)
-        .collect()
+}
+
+/// A hash of what the `nth` of several like changes changes.
+fn rank(change: &Change, seed: u64, nth: u64) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(seed.to_le_bytes());
+    hash.update(nth.to_le_bytes());
+    let mut part = |text: &str| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text);
+    };
+    match change {
+        Change::Launch(launch) => part(&launch.to_string()),
+        Change::Kernel(mutant) => {
+            for text in [&mutant.file, &mutant.function, &mutant.original, &mutant.replacement] {
+                part(text);
+            }
+            part(mutant.operator.name());
+        }
+    }
+    hash.finalize().into()
 }
 
 /// Lines that a unified diff adds or changes, by the name of the kernel file.
@@ -172,7 +201,48 @@ fn is_kernel(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::discover::mutants_of;
     use super::*;
+
+    fn changes(text: &str) -> Vec<Change> {
+        mutants_of("f.cu", text).unwrap().into_iter().map(Change::Kernel).collect()
+    }
+
+    fn what(changes: &[Change]) -> Vec<String> {
+        let kernel = |change: &Change| match change {
+            Change::Kernel(m) => format!("{} {} {}", m.function, m.original, m.replacement),
+            Change::Launch(launch) => launch.to_string(),
+        };
+        changes.iter().map(kernel).collect()
+    }
+
+    const TEXT: &str =
+        "int f(int a, int b) {\n    a = a + b;\n    a = a - b;\n    b = a * b;\n    return a + b;\n}\n";
+
+    #[test]
+    fn a_draw_is_stable_under_edits_elsewhere() {
+        let select = |sample, seed| Selection { sample: Some(sample), seed, ..Selection::default() };
+        let before = what(&select(5, 7).apply(changes(TEXT)));
+        assert_eq!(before.len(), 5);
+        let moved = format!("int g(int c) {{\n    return c / 2;\n}}\n\n{TEXT}");
+        let after: Vec<String> = what(&select(usize::MAX, 7).apply(changes(&moved)));
+        let of_f: Vec<String> = after.into_iter().filter(|m| m.starts_with('f')).take(5).collect();
+        assert_eq!(of_f, before, "the same five, in the same order");
+        assert_ne!(what(&select(5, 8).apply(changes(TEXT))), before, "another seed draws others");
+    }
+
+    #[test]
+    fn what_is_missing_is_drawn_from_the_others() {
+        let all = changes(TEXT);
+        let ids = vec![all[3].id()];
+        let few = Selection { ids, at_least: 4, ..Selection::default() }.apply(all.clone());
+        assert_eq!(few.len(), 4);
+        assert_eq!(few[0], all[3], "what was asked for comes first");
+        let distinct: BTreeSet<String> = few.iter().map(Change::id).collect();
+        assert_eq!(distinct.len(), 4);
+        let enough = Selection { at_least: 4, ..Selection::default() }.apply(all.clone());
+        assert_eq!(enough, all);
+    }
 
     #[test]
     fn a_diff_names_the_lines_it_changes() {

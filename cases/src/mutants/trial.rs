@@ -1,6 +1,6 @@
 //! Running one check in a worker process, on the original or on a mutant.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use kernels::device::DeviceKind;
 
 use super::checks::Check;
+use super::marks::MARKS_VARIABLE;
 use super::serve::Setup;
 use crate::executor::{Executor, Job, Outcome, Worker};
 use crate::run::{Checking, Settings, run_case};
@@ -46,6 +47,13 @@ impl Bench {
     pub fn new(workers: &Workers, setup: &Setup) -> Self {
         let worker = Worker::new(workers.binary.clone(), workers.interrupted.clone());
         Self { executor: AlwaysChecked(worker.with_arguments(setup.arguments())) }
+    }
+
+    /// The same, on kernels that mark in `file` which of their blocks are entered.
+    #[must_use]
+    pub fn marking(workers: &Workers, setup: &Setup, file: &Path) -> Self {
+        let AlwaysChecked(worker) = Self::new(workers, setup).executor;
+        Self { executor: AlwaysChecked(worker.with_variable(MARKS_VARIABLE, file.into())) }
     }
 
     /// Judges one check; each of its launches may take `limit`.
