@@ -1,6 +1,6 @@
 //! The cases are judged: every impostor dies, no right answer is rejected, and a failure says what the impostor did.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -71,6 +71,27 @@ fn no_right_answer_is_rejected() {
             assert_eq!(trial.false_alarm, None, "{}", entry.case);
         }
     }
+}
+
+/// An impostor counts as having had a chance only where `applies` says so: where that is too narrow, the matrix leaves out
+/// kills. Impostors of refusals are left out: what they do to a call that must be served is another mistake than the one they
+/// stand for. So are cases that show a relation, which run other cases than their own.
+#[test]
+fn where_an_impostor_does_not_apply_it_is_right() {
+    let trial = Trial::new().unwrap();
+    let narrow: Vec<Impostor> = all().into_iter().filter(|impostor| impostor.kind != Kind::Refusal).collect();
+    let mut everywhere = narrow.clone();
+    everywhere.iter_mut().for_each(|impostor| impostor.applies = |_| true);
+    let mut wrong = BTreeMap::new();
+    for Entry { case, .. } in standard().into_iter().filter(|entry| entry.tier == Tier::Smoke) {
+        if case.relation.is_some() {
+            continue;
+        }
+        let Ok(trial) = trial.case(&case, &everywhere) else { continue };
+        let outside = trial.kills.iter().map(|kill| &narrow[kill.impostor]).filter(|i| !(i.applies)(&case));
+        wrong.extend(outside.map(|impostor| (impostor.name, case.to_string())));
+    }
+    assert_eq!(wrong, BTreeMap::new());
 }
 
 #[test]

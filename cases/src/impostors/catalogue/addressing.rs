@@ -261,7 +261,11 @@ fn heads() -> Vec<Impostor> {
             "head-tile-of-16",
             kind,
             "gives all query heads of a tile of 16 the first one's KV head",
-            |case| case.problem.num_q_heads > 16 && several_kv_heads(case),
+            // Where a whole number of tiles belongs to each KV head, the first head's is everyone's.
+            |case| {
+                several_kv_heads(case)
+                    && !(case.problem.num_q_heads / case.problem.num_kv_heads).is_multiple_of(16)
+            },
             Recipe { kv_head: |call, head| head / 16 * 16 / call.group(), ..HONEST },
         ),
         attention(

@@ -1,5 +1,7 @@
 //! Kernels that are wrong about which keys count: garbage past the end, masked rows, windows, lengths.
 
+use std::ops::Range;
+
 use ndarray::Axis;
 use oracle::Mask;
 
@@ -42,12 +44,7 @@ fn garbage() -> Vec<Impostor> {
             kind,
             "multiplies V of the last page's tail by a weight of zero",
             tail,
-            Recipe {
-                attend: |scores| {
-                    plus_zero_times(scores, scores.row.kv_len..scores.values.nrows(), |value| value)
-                },
-                ..HONEST
-            },
+            Recipe { attend: |scores| plus_zero_times(scores, tail_of(scores), |value| value), ..HONEST },
         ),
         attention(
             "tail-guarded-for-nan",
@@ -60,7 +57,7 @@ fn garbage() -> Vec<Impostor> {
             Recipe {
                 attend: |scores| {
                     let guarded = |value: f64| if value.is_nan() { 0.0 } else { value };
-                    plus_zero_times(scores, scores.row.kv_len..scores.values.nrows(), guarded)
+                    plus_zero_times(scores, tail_of(scores), guarded)
                 },
                 ..HONEST
             },
@@ -73,8 +70,8 @@ fn garbage() -> Vec<Impostor> {
             Recipe {
                 attend: |scores| {
                     let honest = softmax(scores);
-                    let tail = scores.row.kv_len.min(scores.dots.len())..scores.dots.len();
-                    let spoilt = scores.dots[tail].iter().any(|dot| (dot + f64::NEG_INFINITY).is_nan());
+                    let tail = &scores.dots[tail_of(scores)];
+                    let spoilt = tail.iter().any(|dot| (dot + f64::NEG_INFINITY).is_nan());
                     if spoilt { RowAnswer { out: honest.out * f64::NAN, lse: f64::NAN } } else { honest }
                 },
                 ..HONEST
@@ -125,8 +122,15 @@ fn garbage() -> Vec<Impostor> {
     ]
 }
 
+/// The slots of a request's last page past its last key.
+fn tail_of(scores: &Scores<'_>) -> Range<usize> {
+    let (len, page_size) = (scores.row.kv_len, scores.call.page_size);
+    let end = (len.div_ceil(page_size) * page_size).min(scores.dots.len());
+    len.min(end)..end
+}
+
 /// The right answer plus zero times some rows of V.
-fn plus_zero_times(scores: &Scores<'_>, keys: std::ops::Range<usize>, guard: fn(f64) -> f64) -> RowAnswer {
+fn plus_zero_times(scores: &Scores<'_>, keys: Range<usize>, guard: fn(f64) -> f64) -> RowAnswer {
     let mut answer = softmax(scores);
     for key in keys {
         answer.out.zip_mut_with(&scores.values.row(key), |out, value| *out += 0.0 * guard(*value));
@@ -206,7 +210,7 @@ fn masked() -> Vec<Impostor> {
             "no-maximum",
             kind,
             "takes exponentials in f32 without subtracting the maximum",
-            |case| case.logit_shift != 0.0,
+            anywhere,
             Recipe {
                 attend: |scores| {
                     let exponential = |x: &f64| f64::from((*x as f32).exp());
@@ -294,8 +298,17 @@ fn windows() -> Vec<Impostor> {
             "window-from-first-key",
             kind,
             "counts the window from the first key instead of the row's position",
-            left,
-            Recipe { keys: |call, row| row.mask(call).visible_keys(row.index as i64), ..HONEST },
+            |case| case.problem.options.window_left.is_some() || case.problem.options.window_right.is_some(),
+            Recipe {
+                keys: |call, row| {
+                    let unlimited = Mask { window_left: None, window_right: None, ..row.mask(call) };
+                    let window = Mask { causal: false, ..row.mask(call) }.visible_keys(row.index as i64);
+                    let visible = unlimited.visible_keys(row.position());
+                    let first = window.start.max(visible.start);
+                    first..window.end.min(visible.end).max(first)
+                },
+                ..HONEST
+            },
         ),
         attention(
             "right-window-clamped",

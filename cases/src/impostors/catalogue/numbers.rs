@@ -89,7 +89,7 @@ pub(super) fn impostors() -> Vec<Impostor> {
             "codes-rounded-to-e4m3",
             kind,
             "reads a wider cache as if it had been stored in e4m3",
-            |case| !has_fp8(case),
+            |case| case.problem.cache_format != Format::E4m3,
             Recipe {
                 decode: |format, code| Format::E4m3.decode(Format::E4m3.encode(format.decode(code))),
                 ..HONEST

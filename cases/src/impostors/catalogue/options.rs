@@ -217,9 +217,12 @@ fn sinks() -> Vec<Impostor> {
             "sink-outside-maximum",
             kind,
             "leaves the sink out of the maximum, so that its exponential overflows",
-            |case| matches!(case.problem.options.sinks, Sinks::Constant(sink) if sink > 90.0),
+            has_sinks,
             Recipe {
                 attend: |scores| {
+                    if scores.sink.is_none() {
+                        return softmax(scores);
+                    }
                     let without = softmax(&scores.part(0..scores.logits.len(), false));
                     let max = scores.logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weight = scores.sink.map_or(0.0, |sink| f64::from(((sink - max) as f32).exp()));

@@ -220,8 +220,12 @@ fn codes() -> Vec<Impostor> {
             StoreRecipe {
                 code: |format, x, scale| {
                     let code = store_code(format, x, scale);
-                    let exponent = if format == Format::E4m3 { 0x78 } else { 0x7c };
-                    if has_exponent(code, exponent) { code } else { code & 0x80 }
+                    let exponent = match format {
+                        Format::E4m3 => 0x78,
+                        Format::E5m2 => 0x7c,
+                        _ => return code,
+                    };
+                    if code & exponent != 0 { code } else { code & 0x80 }
                 },
                 ..HONEST_STORE
             },
@@ -230,15 +234,11 @@ fn codes() -> Vec<Impostor> {
             "store-through-f16",
             kind,
             "rounds to f16 on the way to the code",
-            |case| has_fp8(case) && case.problem.query_format == Format::F32,
+            has_fp8,
             StoreRecipe {
                 code: |format, x, scale| format.encode(Format::F16.round(f64::from(x / scale)) as f32),
                 ..HONEST_STORE
             },
         ),
     ]
-}
-
-fn has_exponent(code: u32, mask: u32) -> bool {
-    code & mask != 0
 }
