@@ -245,7 +245,7 @@ fn the_command_line_shows_the_matrix_and_fails_on_a_survivor() {
     // The smoke tier alone is too small for all of them.
     assert_eq!(code, 1, "{text}");
     assert!(
-        text.contains("LIVE IMPOSTOR  store-through-f16: rounds to f16 on the way to the code"),
+        text.contains("LIVE IMPOSTOR  store-by-reciprocal: multiplies by the reciprocal of the scale"),
         "{text}"
     );
     assert!(text.lines().last().unwrap().ends_with(" failed, 0 skipped"), "{text}");

@@ -11,13 +11,14 @@
 //! and an output element, or the lse, an absolute error of at most
 //!
 //! ```text
-//! E     = u_P·B + |v_scale|·Σ_j w_j·eta_j·|c_vj − mean_v| + (L·2⁻²³ + (B_T + T + 4)·u)·B
+//! E     = u_P·B + |v_scale|·Σ_j w_j·eta_j·|c_vj − mean_v| + (L·2⁻²³ + (min(B_T, L) + T + 4)·u)·B
 //!         + tau·|v_scale|·Σ_j |c_vj| / l
-//! E_lse = Σ_j w_j·eta_j + L·2⁻²³ + (B_T + T + 4)·u + u·|lse|
+//! E_lse = Σ_j w_j·eta_j + L·2⁻²³ + (min(B_T, L) + T + 4)·u + u·|lse|
 //! ```
 //!
 //! with mean_v = Σ_j w_j c_vj, all times 1 + 2⁻⁷ for what first order leaves out. An error common to all weights
-//! cancels in the quotient, which is why eta meets |c_vj − mean_v| and not |c_vj|.
+//! cancels in the quotient, which is why eta meets |c_vj − mean_v| and not |c_vj|. A sink is one more j in Σ_j w_j eta_j,
+//! with S_j = |sink| without the term in D, with c_vj = 0, and without softcap and ALiBi.
 
 use crate::request::Head;
 use crate::{Format, OracleError};
@@ -30,6 +31,8 @@ const EXP2_ERROR: f64 = 4.0 * U;
 const ACCUMULATE: f64 = 2.0 * U;
 /// 2⁻²¹, the error of tanh relative to the cap, in the form with an exponential.
 const TANH_ERROR: f64 = 8.0 * U;
+/// 4u, the error of a logit's factors: of the scale, of log2 e and of the products with them.
+const SCALING: f64 = 4.0 * U;
 /// What first order leaves out.
 const SECOND_ORDER: f64 = 1.0 + 1.0 / 128.0;
 
@@ -103,12 +106,16 @@ impl BoundModel {
         let distance = |j: usize| (j as i64 - position).unsigned_abs() as f64;
         let farthest = distance(visible.start).max(distance(visible.end.saturating_sub(1)));
         let alibi = head.slope.map_or(0.0, |slope| 3.0 * U * slope.abs() * farthest);
+        let exponentials = tiles * (U + EXP2_ERROR) + U * max_x + EXP2_ERROR;
+        // A tile adds no more keys than there are: what a row does not see counts exactly 0.
+        let longest_tile = self.key_tile.min(visible.len()) as f64;
         RowBound {
             model: *self,
             v_scale: head.v_scale.abs(),
-            per_magnitude: dot + 4.0 * U,
-            common: tanh + alibi + tiles * (U + EXP2_ERROR) + U * max_x + EXP2_ERROR,
-            sums: visible.len() as f64 * ACCUMULATE + (self.key_tile as f64 + tiles + 4.0) * U,
+            per_magnitude: dot + SCALING,
+            common: tanh + alibi + exponentials,
+            exponentials,
+            sums: visible.len() as f64 * ACCUMULATE + (longest_tile + tiles + 4.0) * U,
         }
     }
 }
@@ -126,7 +133,7 @@ pub(crate) struct ElementSums {
     pub weighted: f64,
     /// Σ (w_j c_vj)².
     pub squares: f64,
-    /// Σ w_j eta_j |c_vj − mean_v|.
+    /// Σ w_j eta_j |c_vj − mean_v|, over the sink as well.
     pub spread: f64,
     /// Σ |c_vj| / l.
     pub lost: f64,
@@ -141,7 +148,9 @@ pub(crate) struct RowBound {
     pub per_magnitude: f64,
     /// The terms of eta_j that all keys of the row share.
     pub common: f64,
-    /// L·2⁻²³ + (B_T + T + 4)·u.
+    /// Those of them that come from exponentials, which a sink shares.
+    exponentials: f64,
+    /// L·2⁻²³ + (min(B_T, L) + T + 4)·u.
     sums: f64,
 }
 
@@ -149,6 +158,11 @@ impl RowBound {
     /// eta_j of a key with magnitude S_j and logit x_j, relative to the maximum.
     pub fn eta(&self, magnitude: f64, x: f64) -> f64 {
         eta(self.per_magnitude, self.common, magnitude, x)
+    }
+
+    /// eta of the row's sink, whose logit relative to the maximum is x.
+    pub fn sink_eta(&self, sink: f64, x: f64) -> f64 {
+        eta(SCALING, self.exponentials, sink.abs(), x)
     }
 
     /// E of one output element.
@@ -161,7 +175,7 @@ impl RowBound {
         self.v_scale * terms * SECOND_ORDER
     }
 
-    /// E_lse, from Σ w_j eta_j and the finite lse.
+    /// E_lse, from Σ w_j eta_j, over the sink as well, and the finite lse.
     pub fn lse(&self, weighted_eta: f64, lse: f64) -> f64 {
         (weighted_eta + self.sums + U * lse.abs()) * SECOND_ORDER
     }

@@ -95,9 +95,14 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
     let weighted_etas = Zip::from(&weights)
         .and(&etas)
         .map_collect(|&weight, &eta| if weight == 0.0 { 0.0 } else { weight * eta });
+    // The sink is a key whose V is 0.
+    let sink_eta = head.sink.map_or(0.0, |sink| {
+        let weight = (sink - max).exp() / denominator;
+        if weight == 0.0 { 0.0 } else { weight * row_bound.sink_eta(sink, sink - max) }
+    });
     let weighted = weighted_sum(&weights, &v.mapv(f64::abs));
     let squares = weighted_sum(&weights.mapv(|w| w * w), &v.mapv(|v| v * v));
-    let spread = weighted_sum(&weighted_etas, &(&v - &mean).mapv(f64::abs));
+    let spread = weighted_sum(&weighted_etas, &(&v - &mean).mapv(f64::abs)) + mean.mapv(f64::abs) * sink_eta;
     let lost = v.mapv(f64::abs).sum_axis(Axis(0)) / denominator;
 
     let element = |d: usize| ElementSums {
@@ -110,7 +115,7 @@ pub(crate) fn answer_row(problem: &Problem<'_>, model: &BoundModel, row: usize, 
         bound: (0..v.ncols()).map(|d| row_bound.out(&element(d))).collect(),
         out: mean * head.v_scale,
         lse,
-        lse_bound: row_bound.lse(weighted_etas.sum(), lse),
+        lse_bound: row_bound.lse(weighted_etas.sum() + sink_eta, lse),
         max_eta: etas.iter().filter(|eta| eta.is_finite()).fold(0.0, |max, &eta| f64::max(max, eta)),
     }
 }

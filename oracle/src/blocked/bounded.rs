@@ -159,12 +159,20 @@ impl<const N: usize> Bounded<'_, '_, N> {
     #[inline(always)]
     fn sum<const FMA: bool>(&self, scores: &Scores<N>, bounds: &[Option<RowBound>; N]) -> Sums<N> {
         let panels = self.problem.v_dim().div_ceil(PANEL);
+        // A sink is a key whose V is 0.
+        let sink_weights: [f64; N] = std::array::from_fn(|n| match self.group.sinks[n] {
+            f64::NEG_INFINITY => 0.0,
+            sink => (sink - scores.max[n]).exp(),
+        });
         let mut sums = Sums {
-            denominator: std::array::from_fn(|n| match self.group.sinks[n] {
-                f64::NEG_INFINITY => 0.0,
-                sink => (sink - scores.max[n]).exp(),
+            denominator: sink_weights,
+            eta: std::array::from_fn(|n| match &bounds[n] {
+                Some(bound) if sink_weights[n] > 0.0 => {
+                    let sink = self.group.sinks[n];
+                    sink_weights[n] * bound.sink_eta(sink, sink - scores.max[n])
+                }
+                _ => 0.0,
             }),
-            eta: [0.0; N],
             max_eta: [0.0; N],
             elements: std::array::from_fn(|_| vec![[[0.0; N]; PANEL]; panels]),
         };
