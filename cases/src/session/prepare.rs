@@ -123,16 +123,20 @@ fn needs(items: &[Item], settings: &Settings, info: &DeviceInfo) -> Needs {
     needs
 }
 
-/// The case with short lengths and a fixed seed: the same formats, heads, dims and options select the same instances.
+/// Rows of a request beyond which they select no other instance: no tile has more.
+const ROWS: usize = 128;
+/// Elements of K and V that a case cut down may have. Long enough for splits, whose parts a kernel of its own combines.
+const ELEMENTS: usize = 1 << 21;
+
+/// The case with lengths as short as select the same instances, and a fixed seed.
 fn cut_down(case: &Case) -> Case {
     let mut small = case.clone();
     small.seed = 0;
-    for len in &mut small.problem.query_lens {
-        *len = (*len).min(16);
-    }
-    for len in &mut small.problem.kv_lens {
-        *len = (*len).min(32);
-    }
+    let problem = &mut small.problem;
+    let row = problem.num_kv_heads.max(1) * (problem.head_dim + problem.head_dim_v).max(1);
+    let keys = (ELEMENTS / row / problem.kv_lens.len().max(1)).max(32);
+    problem.query_lens.iter_mut().for_each(|len| *len = (*len).min(ROWS));
+    problem.kv_lens.iter_mut().for_each(|len| *len = (*len).min(keys));
     small
 }
 
@@ -153,9 +157,9 @@ fn launch(case: &Case, arm: &str, device: &DeviceRef) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue;
+    use crate::catalogue::{self, Tier};
     use crate::executor::protocol::Status;
-    use crate::problem::Op;
+    use crate::generate::{Generated, generate};
     use crate::session::arms_of;
 
     fn card() -> DeviceInfo {
@@ -166,6 +170,26 @@ mod tests {
             multiprocessors: 132,
             max_shared_bytes: 232_448,
             versions: String::new(),
+        }
+    }
+
+    /// A kernel that was not foreseen is compiled in a worker, within a case's time limit.
+    #[test]
+    fn a_case_cut_down_selects_the_same_kernels() {
+        let recorder = Arc::new(Recorder::new(card()));
+        let device: DeviceRef = recorder.clone();
+        let kernels = |case: &Case, arm: &str| -> BTreeSet<KernelSpec> {
+            launch(case, arm, &device);
+            recorder.take().into_iter().collect()
+        };
+        let arms: Vec<String> = support::manifests().iter().map(|s| s.name.clone()).collect();
+        let mut items: Vec<(Case, String)> =
+            (0..300).map(generate).map(|Generated { case, arm }| (case, arm)).collect();
+        for entry in catalogue::entries().unwrap().into_iter().filter(|e| e.tier == Tier::Smoke) {
+            items.extend(arms_of(&entry.case, &arms).map(|arm| (entry.case.clone(), arm.clone())));
+        }
+        for (case, arm) in items.iter().filter(|(case, _)| case.problem.pairs() <= 1 << 16) {
+            assert_eq!(kernels(&cut_down(case), arm), kernels(case, arm), "{arm}: {case}");
         }
     }
 
