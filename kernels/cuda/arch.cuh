@@ -132,6 +132,17 @@ ATTEST_DEVICE void copy_bytes(void* to, const void* from, int bytes) {
     }
 }
 
+// The value itself, in a way that keeps the compiler from computing what follows from it ahead of this place.
+ATTEST_DEVICE int recomputed(int value) {
+#ifndef ATTEST_SIMT
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
+// The block's barrier, for warps that reach it at different places: it counts arrivals, whatever the code around them.
+ATTEST_DEVICE void sync_block() { __syncthreads(); }
+
 // ---------------------------------------------------------------------------------------------------------------
 // Asynchronous copies, global to shared
 // ---------------------------------------------------------------------------------------------------------------
@@ -150,6 +161,15 @@ ATTEST_DEVICE void copy_async16(void* shared, const void* global, int source_byt
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
                  "r"(source_bytes)
                  : "memory");
+#endif
+}
+
+// Sixteen whole bytes.
+ATTEST_DEVICE void copy_async16(void* shared, const void* global) {
+#ifdef ATTEST_SIMT
+    simt_cp_async(shared, global, 16, 16);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(shared)), "l"(global) : "memory");
 #endif
 }
 

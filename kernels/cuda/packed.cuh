@@ -63,13 +63,18 @@ ATTEST_DEVICE Work find_work(const MmaParams& p) {
     return w;
 }
 
+// Column of the block table that names a key's page.
+ATTEST_DEVICE i32 page_column(const MmaParams& p, i32 key) {
+    return p.page_shift >= 0 ? key >> p.page_shift : key / p.attention.page_size;
+}
+
 // Where a key's row lies: page and slot, found through the block table.
 struct Slot {
     i64 page, in_page;
 };
 
 ATTEST_DEVICE Slot find_slot(const MmaParams& p, const i32* block_table_row, i32 key) {
-    const i32 column = p.page_shift >= 0 ? key >> p.page_shift : key / p.attention.page_size;
+    const i32 column = page_column(p, key);
     return Slot{block_table_row[column], key - column * p.attention.page_size};
 }
 

@@ -104,7 +104,9 @@ mod tests {
     #[test]
     fn every_kernel_file_has_instances_and_each_capability_its_own() {
         let hopper = instances(&GATE_CAPABILITIES[1]);
-        for file in ["scalar.cu", "store.cu", "mma.cu", "decode.cu", "combine.cu", "dequant.cu"] {
+        for file in
+            ["scalar.cu", "store.cu", "mma.cu", "mma_pairs.cu", "decode.cu", "combine.cu", "dequant.cu"]
+        {
             assert!(hopper.iter().any(|spec| spec.file == file), "{file}");
         }
         let ampere = instances(&GATE_CAPABILITIES[0]);

@@ -1,4 +1,4 @@
-//! Launch of `mma.cu`, `decode.cu` and `combine.cu`: flash attention on tensor cores, in one pass or split over the keys.
+//! Launch of `mma.cu`, `mma_pairs.cu`, `decode.cu` and `combine.cu`: flash attention on tensor cores, in one pass or split over the keys.
 
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
@@ -12,7 +12,7 @@ use crate::tensor::DType;
 use crate::validate::AttentionShape;
 use crate::workspace::{Purpose, ScratchSource};
 
-/// Entry of the instances of `mma.cu` that serve long queries.
+/// Entry of the instances of `mma.cu` and `mma_pairs.cu` that serve long queries.
 pub(crate) const PREFILL: &str = "mma_attention";
 /// Entry of the instances of `mma.cu` that serve a few rows per request: more than 16 packed rows, or a head dim that
 /// `decode.cu` does not have.
@@ -45,6 +45,8 @@ pub(crate) enum Cast {
 pub struct Geometry {
     /// Warps of a block.
     pub warps: u64,
+    /// Warps that own the same packed rows: 2 in `mma_pairs.cu`, else 1.
+    pub shares: u64,
     /// 16-row tiles of packed rows that each warp owns.
     pub row_tiles: u64,
     /// Keys of a tile.
@@ -53,32 +55,55 @@ pub struct Geometry {
     pub shared_bytes: u64,
 }
 
-/// Tiles whose key rows are held at once: `kRowRing` of `mma.cu`.
+/// Tiles whose key rows are held at once: `kRowRing` of `tiles.cuh`.
 const ROW_RING: u64 = 4;
+/// Shared memory that the hardware keeps for itself, per block, beside what a block asks for.
+const RESERVED_BYTES: u64 = 1024;
 
 impl Geometry {
-    /// Mirrors `Shared` of `mma.cu`.
+    /// Mirrors `Shared` of `tiles.cuh`.
     fn new(warps: u64, row_tiles: u64, key_tile: u64, head_dim: u64, casts: bool) -> Self {
         let row = 2 * head_dim + 16;
-        let (buffers, raw) = if casts { (1, 4 * key_tile * head_dim) } else { (2, 0) };
+        let (buffers, raw) = if casts { (1, 2 * key_tile * head_dim) } else { (2, 0) };
         let key_rows = ROW_RING * 2 * key_tile * 8;
         let shared_bytes = key_rows + 16 * row_tiles * warps * row + 2 * buffers * key_tile * row + raw;
-        Self { warps, row_tiles, key_tile, shared_bytes }
+        Self { warps, shares: 1, row_tiles, key_tile, shared_bytes }
+    }
+
+    /// Mirrors `PairShared` of `mma_pairs.cu`: half as many rows, their weights, and two maxima of each.
+    fn pairs(warps: u64, row_tiles: u64, key_tile: u64, head_dim: u64) -> Self {
+        let half = Self::new(warps / 2, row_tiles, key_tile, head_dim, false);
+        let shared_bytes = half.shared_bytes + half.rows() * (2 * key_tile + 16 + 2 * 4);
+        Self { warps, shares: 2, shared_bytes, ..half }
     }
 
     /// Packed rows of a block.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        16 * self.row_tiles * self.warps
+        16 * self.row_tiles * self.warps / self.shares
     }
 
     /// The preferred geometry that fits `max_shared_bytes`; `None` if none does.
     ///
-    /// Few warps where few rows exist. For many rows, two row tiles to a warp up to head_dim 128, where the registers
-    /// suffice: each matrix fragment of K and V then serves twice. Then the longest key tile, since every tile costs
-    /// a barrier and a pass over the running maximum; then fewer warps.
+    /// Few warps where few rows exist. For many rows each matrix fragment of K and V should serve two row tiles. Up to
+    /// head_dim 128 the registers of a warp hold the sums of both; beyond, two warps share the rows where a block has the
+    /// shared memory for it. Blocks of four warps are preferred where two of them fit a multiprocessor, because one
+    /// then multiplies while the other computes weights. Else eight warps with the longest key tile, since every
+    /// tile costs a barrier and a pass over the running maximum; then fewer warps.
     #[must_use]
     pub fn choose(packed_rows: u64, head_dim: u64, casts: bool, max_shared_bytes: u64) -> Option<Self> {
+        let long = |g: Self| {
+            let wanted = match head_dim {
+                0..=128 => 2 * (g.shared_bytes + RESERVED_BYTES) <= max_shared_bytes + RESERVED_BYTES,
+                _ => g.shared_bytes <= max_shared_bytes,
+            };
+            (packed_rows > 64 && wanted).then_some(g)
+        };
+        let preferred = match head_dim {
+            0..=128 => long(Self::new(4, 2, 64, head_dim, casts)),
+            192 | 256 if !casts => long(Self::pairs(8, 2, 64, head_dim)),
+            _ => None,
+        };
         let blocks: &[(u64, u64)] = match packed_rows {
             0..=16 => &[(1, 1)],
             17..=64 => &[(4, 1), (1, 1)],
@@ -88,7 +113,7 @@ impl Geometry {
         let all = blocks.iter().flat_map(|&(warps, row_tiles)| {
             [64, 32, 16].map(|key_tile| Self::new(warps, row_tiles, key_tile, head_dim, casts))
         });
-        all.into_iter().find(|g| g.shared_bytes <= max_shared_bytes)
+        preferred.or_else(|| all.into_iter().find(|g| g.shared_bytes <= max_shared_bytes))
     }
 }
 
@@ -136,7 +161,7 @@ impl DecodeGeometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MmaKernel {
-    /// `mma.cu` for long queries.
+    /// `mma.cu` or `mma_pairs.cu` for long queries.
     Prefill(Geometry),
     /// `mma.cu` for short ones.
     Verify(Geometry),
@@ -165,7 +190,7 @@ pub struct MmaPlan {
     pub splits: u64,
 }
 
-/// `MmaParams` of `mma.cu`.
+/// `MmaParams` of `packed.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct MmaParams {
@@ -341,7 +366,7 @@ pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> Kernel
                 ("ROW_TILES", g.row_tiles.to_string()),
                 ("KEY_TILE", g.key_tile.to_string()),
             ]);
-            ("mma.cu", entry)
+            (if g.shares == 2 { "mma_pairs.cu" } else { "mma.cu" }, entry)
         }
         MmaKernel::Decode(g) => {
             defines.extend([("WARPS", g.warps.to_string()), ("STAGES", g.stages.to_string())]);

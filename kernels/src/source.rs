@@ -40,11 +40,13 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("elementary.cuh", include_str!("../cuda/elementary.cuh")),
     ("formats.cuh", include_str!("../cuda/formats.cuh")),
     ("mma.cu", include_str!("../cuda/mma.cu")),
+    ("mma_pairs.cu", include_str!("../cuda/mma_pairs.cu")),
     ("packed.cuh", include_str!("../cuda/packed.cuh")),
     ("peak.cu", include_str!("../cuda/peak.cu")),
     ("scalar.cu", include_str!("../cuda/scalar.cu")),
     ("softmax.cuh", include_str!("../cuda/softmax.cuh")),
     ("store.cu", include_str!("../cuda/store.cu")),
+    ("tiles.cuh", include_str!("../cuda/tiles.cuh")),
 ];
 
 /// A complete set of kernel sources and headers, by file name.

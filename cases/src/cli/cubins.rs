@@ -50,8 +50,20 @@ const ALLOWED: &[Allowance] = &[
         file: "mma.cu",
         defines: &[("ROW_TILES", "2")],
         bytes: 512,
-        why: "two row tiles fill the registers; on an H200 at d128 they take 1.80 ms with these spills where one row \
-              tile takes 2.38 ms without",
+        why: "two row tiles fill the registers; the bf16 instance at head_dim 128 that was measured on an H200 spills \
+              nothing, and one row tile takes a quarter longer",
+    },
+    Allowance {
+        file: "mma_pairs.cu",
+        defines: &[("MODIFIED", "1")],
+        bytes: 512,
+        why: "softcap and ALiBi need registers that the sums have taken; instances of their own keep it from the rest",
+    },
+    Allowance {
+        file: "mma_pairs.cu",
+        defines: &[("HEAD_DIM", "256")],
+        bytes: 128,
+        why: "the matrix work of two tiles interleaves, which hides more waiting than these few accesses cost",
     },
     Allowance {
         file: "mma.cu",
