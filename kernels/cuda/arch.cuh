@@ -22,6 +22,16 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "integer
 #define ATTEST_PURE static __device__ __forceinline__
 #endif
 
+// Makes a GPU's compiler hold a value that it would otherwise compute anew at each use. Not for addresses of shared memory:
+// where they point would be forgotten.
+#ifdef ATTEST_SIMT
+#define ATTEST_KEEP(value)
+#define ATTEST_KEEP_ADDRESS(value)
+#else
+#define ATTEST_KEEP(value) asm volatile("" : "+r"(value))
+#define ATTEST_KEEP_ADDRESS(value) asm volatile("" : "+l"(value))
+#endif
+
 // Register arrays need their loops unrolled on a GPU. On the host they are plain memory that no access hook sees, and
 // short code compiles in half the time.
 #ifdef ATTEST_SIMT
@@ -240,6 +250,21 @@ ATTEST_DEVICE void load_matrix_x2_transposed(u32 (&fragment)[2], const void* row
                  : "=r"(fragment[0]), "=r"(fragment[1])
                  : "r"(shared_address(row))
                  : "memory");
+#endif
+}
+
+// The transpose of an 8x8 matrix of 16-bit elements that the warp holds: lane 4i + j has row i, columns 2j and the next,
+// before and after.
+ATTEST_DEVICE u32 transpose_matrix(u32 pair) {
+#ifdef ATTEST_SIMT
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    const u32 first = __shfl_sync(0xffffffffu, pair, column * 4 + row / 2);
+    const u32 second = __shfl_sync(0xffffffffu, pair, (column + 1) * 4 + row / 2);
+    return __byte_perm(first, second, row % 2 == 0 ? 0x5410 : 0x7632);
+#else
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(transposed) : "r"(pair));
+    return transposed;
 #endif
 }
 

@@ -78,10 +78,17 @@ ATTEST_DEVICE Vec16 cast_eight(u64 codes) {
 // subnormals included; one exact multiplication puts that right. Only infinities and NaN need more, and only where a
 // word holds one. On the host the same results come from the decoders.
 
-// Codes 0 and 2, and codes 1 and 3, of a word.
+// Two pairs of a word's codes: 0 and 2, and 1 and 3, by integer arithmetic; neighbours, 0 and 1, and 2 and 3, by the
+// conversion instruction.
 struct WordCast {
-    u32 even, odd;
+    u32 first, second;
 };
+
+#ifdef CAST_HARDWARE
+constexpr bool kCastNeighbours = true;
+#else
+constexpr bool kCastNeighbours = false;
+#endif
 
 #ifndef ATTEST_SIMT
 // Of a pair of formats that needs no cast; never called, but kernels for a 16-bit cache name it.
@@ -158,25 +165,31 @@ ATTEST_DEVICE u32 restore_special(u32 pair, u32 placed) {
 // Casts `words` words at once.
 template <class To, class From, int words>
 ATTEST_DEVICE void cast_words(WordCast (&to)[words], const u32 (&codes)[words]) {
-#ifdef ATTEST_SIMT
+#ifdef CAST_HARDWARE
+    ATTEST_UNROLL_FULL
     for (int i = 0; i < words; ++i) {
-        to[i].even = pack_pair(To{}, From::decode(codes[i] & 0xffu), From::decode((codes[i] >> 16) & 0xffu));
-        to[i].odd = pack_pair(To{}, From::decode((codes[i] >> 8) & 0xffu), From::decode(codes[i] >> 24));
+        to[i].first = cast_pair<To, From>(codes[i]);
+        to[i].second = cast_pair<To, From>(codes[i] >> 16);
+    }
+#elif defined(ATTEST_SIMT)
+    for (int i = 0; i < words; ++i) {
+        to[i].first = pack_pair(To{}, From::decode(codes[i] & 0xffu), From::decode((codes[i] >> 16) & 0xffu));
+        to[i].second = pack_pair(To{}, From::decode((codes[i] >> 8) & 0xffu), From::decode(codes[i] >> 24));
     }
 #else
     using Caster = WordCaster<To, From>;
     bool special = false;
     ATTEST_UNROLL_FULL
     for (int i = 0; i < words; ++i) {
-        to[i].even = Caster::scale((Caster::place_even(codes[i]) & Caster::magnitude) | ((codes[i] << 8) & 0x80008000u));
-        to[i].odd = Caster::scale((Caster::place_odd(codes[i]) & Caster::magnitude) | (codes[i] & 0x80008000u));
+        to[i].first = Caster::scale((Caster::place_even(codes[i]) & Caster::magnitude) | ((codes[i] << 8) & 0x80008000u));
+        to[i].second = Caster::scale((Caster::place_odd(codes[i]) & Caster::magnitude) | (codes[i] & 0x80008000u));
         special = special || Caster::special(codes[i]);
     }
     if (special) {
         ATTEST_UNROLL_FULL
         for (int i = 0; i < words; ++i) {
-            to[i].even = restore_special<Caster>(to[i].even, Caster::place_even(codes[i]));
-            to[i].odd = restore_special<Caster>(to[i].odd, Caster::place_odd(codes[i]));
+            to[i].first = restore_special<Caster>(to[i].first, Caster::place_even(codes[i]));
+            to[i].second = restore_special<Caster>(to[i].second, Caster::place_odd(codes[i]));
         }
     }
 #endif

@@ -32,15 +32,15 @@ ATTEST_DEVICE KeyRange packed_row_keys(const AttentionParams& a, i32 packed, i32
     return visible_keys(position, kv_len, a.causal, a.window_left, a.window_right);
 }
 
-// The work of this block: `rows` packed rows against key tiles of `key_tile` keys.
+// The work of block `block` of a KV head: `rows` packed rows against key tiles of `key_tile` keys.
 template <int rows, int key_tile>
-ATTEST_DEVICE Work find_work(const MmaParams& p) {
+ATTEST_DEVICE Work find_work(const MmaParams& p, i32 block, i32 kv_head) {
     const AttentionParams& a = p.attention;
     Work w;
     const i32 blocks = p.row_tiles * p.splits;
-    const i32 in_request = static_cast<i32>(blockIdx.x) % blocks;
-    w.request = static_cast<i32>(blockIdx.x) / blocks;
-    w.kv_head = static_cast<i32>(blockIdx.y);
+    const i32 in_request = block % blocks;
+    w.request = block / blocks;
+    w.kv_head = kv_head;
     w.split = in_request % p.splits;
     // Later rows see more keys under a causal mask: the long blocks start first.
     w.first_packed = (p.row_tiles - 1 - in_request / p.splits) * rows;
@@ -61,6 +61,19 @@ ATTEST_DEVICE Work find_work(const MmaParams& p) {
     w.first_tile = begin + w.split * share < end ? begin + w.split * share : end;
     w.end_tile = w.first_tile + share < end ? w.first_tile + share : end;
     return w;
+}
+
+// The work of this block, request by request within a KV head.
+template <int rows, int key_tile>
+ATTEST_DEVICE Work find_work(const MmaParams& p) {
+    return find_work<rows, key_tile>(p, static_cast<i32>(blockIdx.x), static_cast<i32>(blockIdx.y));
+}
+
+// The same, KV head by KV head within a request, so that blocks that run together read rows that lie side by side.
+template <int rows, int key_tile>
+ATTEST_DEVICE Work find_work_by_head(const MmaParams& p) {
+    const u32 block = blockIdx.y * gridDim.x + blockIdx.x;
+    return find_work<rows, key_tile>(p, static_cast<i32>(block / gridDim.y), static_cast<i32>(block % gridDim.y));
 }
 
 // Column of the block table that names a key's page.

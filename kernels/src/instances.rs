@@ -46,11 +46,11 @@ pub fn instances(capability: &Capability) -> Vec<KernelSpec> {
     found.into_iter().collect()
 }
 
-/// Shapes that lead to different instances: one, few and many packed rows, with and without score modifiers, with rows
+/// Shapes that lead to different instances: up to eight, up to 16, some and many packed rows, with and without score modifiers, with rows
 /// aligned for wide reads or only for narrow ones.
 fn shapes(q_dtype: DType, kv_dtype: DType, head_dim: u64) -> Vec<AttentionShape> {
     let mut shapes = Vec::new();
-    for (max_query_len, group) in [(1, 4), (1, 32), (64, 8)] {
+    for (max_query_len, group) in [(1, 4), (1, 16), (1, 32), (64, 8)] {
         for alibi in [false, true] {
             for cache_alignment in [8, 16] {
                 shapes.push(AttentionShape {

@@ -3,6 +3,7 @@ pub mod args;
 pub mod arm;
 pub mod conformance;
 pub mod cuda;
+pub mod decode;
 pub mod dense;
 pub mod device;
 pub mod error;

@@ -2,6 +2,7 @@
 
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
+use crate::decode::{DECODE_BLOCKS_PER_MULTIPROCESSOR, DECODE_KEYS, DECODE_ROWS, DecodeGeometry};
 use crate::device::{DevicePtr, DeviceRef, LaunchConfig, StreamId};
 use crate::error::{ArgumentError, LaunchError, Unsupported};
 use crate::params::{AttentionParams, KernelParams, extent, scale_fields};
@@ -22,6 +23,8 @@ pub(crate) const DECODE: &str = "decode_attention";
 /// Entry of the kernel that merges splits.
 pub(crate) const COMBINE: &str = "combine_splits";
 const COMBINE_THREADS: u32 = 256;
+/// Four sums of each thread.
+const COMBINE_SHARED_BYTES: u32 = COMBINE_THREADS * 16;
 
 /// Head dims with an instance.
 pub(crate) const HEAD_DIMS: [u64; 7] = [64, 80, 96, 112, 128, 192, 256];
@@ -117,46 +120,6 @@ impl Geometry {
     }
 }
 
-/// Packed rows that a block of `decode.cu` serves.
-const DECODE_ROWS: u64 = 16;
-/// Keys of one step of a warp of `decode.cu`.
-const DECODE_KEYS: u64 = 16;
-/// Blocks of `decode.cu` that a multiprocessor holds at once, as far as the split count is concerned.
-const DECODE_BLOCKS_PER_MULTIPROCESSOR: u64 = 2;
-
-/// Launch sizes of `decode.cu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct DecodeGeometry {
-    /// Warps of a block; each walks keys of its own.
-    pub warps: u64,
-    /// Steps of 16 keys on their way or in use per warp.
-    pub stages: u64,
-    /// Dynamic shared memory of a block in bytes.
-    pub shared_bytes: u64,
-}
-
-impl DecodeGeometry {
-    /// Mirrors `Shared` of `decode.cu`; `kv_bytes` is the size of a cache element.
-    fn new(warps: u64, stages: u64, head_dim: u64, kv_bytes: u64) -> Self {
-        let row = head_dim * kv_bytes;
-        let shared_row = if (row / 16).is_multiple_of(8) { row } else { row + 16 };
-        let ring = stages * 2 * DECODE_KEYS * shared_row;
-        let shared_bytes = DECODE_ROWS * (2 * head_dim + 16) + warps * DECODE_ROWS * 8 + warps * ring;
-        Self { warps, stages, shared_bytes }
-    }
-
-    /// The preferred geometry that fits: three stages (measured: a fourth costs residency and gains nothing), then
-    /// fewer warps. A warp's ring must also hold its sums at the end.
-    #[must_use]
-    pub fn choose(head_dim: u64, kv_bytes: u64, max_shared_bytes: u64) -> Option<Self> {
-        let all = [4, 2, 1].into_iter().flat_map(|w| [3, 2].map(|s| (w, s)));
-        all.map(|(warps, stages)| Self::new(warps, stages, head_dim, kv_bytes)).find(|g| {
-            let ring = g.stages * 2 * DECODE_KEYS * head_dim * kv_bytes;
-            g.shared_bytes <= max_shared_bytes && ring >= DECODE_ROWS * head_dim * 4
-        })
-    }
-}
-
 /// Which tensor-core kernel a call takes, and its tile sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -174,7 +137,7 @@ impl MmaKernel {
     fn block(&self) -> (u64, u64, u64) {
         match self {
             Self::Prefill(g) | Self::Verify(g) => (g.rows(), 32 * g.warps, g.shared_bytes),
-            Self::Decode(g) => (DECODE_ROWS, 32 * g.warps, g.shared_bytes),
+            Self::Decode(g) => (g.rows, 32 * g.warps, g.shared_bytes),
         }
     }
 }
@@ -338,7 +301,7 @@ fn choose_kernel(
         return Geometry::choose(packed.max(65), head_dim, casts, max_shared).map(MmaKernel::Prefill);
     }
     let decode = (packed <= DECODE_ROWS && head_dim.is_multiple_of(64))
-        .then(|| DecodeGeometry::choose(head_dim, shape.kv_dtype.size_bytes(), max_shared))
+        .then(|| DecodeGeometry::choose(packed, head_dim, shape.kv_dtype.size_bytes(), max_shared))
         .flatten();
     decode
         .map(MmaKernel::Decode)
@@ -369,7 +332,11 @@ pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> Kernel
             (if g.shares == 2 { "mma_pairs.cu" } else { "mma.cu" }, entry)
         }
         MmaKernel::Decode(g) => {
-            defines.extend([("WARPS", g.warps.to_string()), ("STAGES", g.stages.to_string())]);
+            defines.extend([
+                ("ROWS", g.rows.to_string()),
+                ("WARPS", g.warps.to_string()),
+                ("STAGES", g.stages.to_string()),
+            ]);
             ("decode.cu", DECODE)
         }
     };
@@ -396,10 +363,14 @@ pub(crate) fn launch(
     scratch: &mut ScratchSource<'_>,
 ) -> Result<Vec<&'static str>, LaunchError> {
     let blocks = plan.row_tiles.saturating_mul(plan.splits).saturating_mul(shape.num_requests);
-    if blocks > i32::MAX as u64 {
-        let value =
-            format!("{} requests of up to {} rows: {blocks} blocks", shape.num_requests, shape.max_query_len);
-        return Err(ArgumentError::new("max_query_len", value, "at most 2147483647 blocks in all").into());
+    // `decode.cu` counts the blocks of all KV heads in 32 bits.
+    if blocks > i32::MAX as u64 || blocks.saturating_mul(shape.num_kv_heads) > u64::from(u32::MAX) {
+        let value = format!(
+            "{} requests of up to {} rows: {blocks} blocks for each of {} KV heads",
+            shape.num_requests, shape.max_query_len, shape.num_kv_heads
+        );
+        let accepted = "at most 2147483647 blocks for each KV head and 4294967295 in all";
+        return Err(ArgumentError::new("max_query_len", value, accepted).into());
     }
     if shape.num_kv_heads > 65535 {
         return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
@@ -430,7 +401,7 @@ pub(crate) fn launch(
     let config = LaunchConfig {
         grid: [extent(rows).cast_unsigned(), 1, 1],
         block: [COMBINE_THREADS, 1, 1],
-        shared_bytes: 0,
+        shared_bytes: COMBINE_SHARED_BYTES,
     };
     device.launch(combine, config, combine_params(args, shape, plan.splits, &partials).bytes(), stream)?;
     Ok(vec![spec.entry, COMBINE])
@@ -503,18 +474,6 @@ mod tests {
                             "sm_{capability} head_dim {head_dim} casts {casts} rows {rows}"
                         );
                     }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn some_decode_geometry_fits_every_card() {
-        for (capability, limit) in LIMITS {
-            for head_dim in [64, 128, 192, 256] {
-                for bytes in [1, 2] {
-                    let found = DecodeGeometry::choose(head_dim, bytes, limit);
-                    assert!(found.is_some(), "sm_{capability} head_dim {head_dim}, {bytes} bytes");
                 }
             }
         }

@@ -36,6 +36,8 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("cast.cuh", include_str!("../cuda/cast.cuh")),
     ("combine.cu", include_str!("../cuda/combine.cu")),
     ("decode.cu", include_str!("../cuda/decode.cu")),
+    ("decode_queries.cuh", include_str!("../cuda/decode_queries.cuh")),
+    ("decode_tiles.cuh", include_str!("../cuda/decode_tiles.cuh")),
     ("dequant.cu", include_str!("../cuda/dequant.cu")),
     ("elementary.cuh", include_str!("../cuda/elementary.cuh")),
     ("formats.cuh", include_str!("../cuda/formats.cuh")),

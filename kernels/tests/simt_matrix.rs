@@ -1,4 +1,4 @@
-//! Matrix instructions give the bits that a card gives, and ldmatrix delivers what the instruction set says.
+//! Matrix instructions give the bits that a card gives; ldmatrix and movmatrix deliver what the instruction set says.
 //!
 //! The recorded tiles hold A, B, C and the D that an H200 computed: forty tiles a format, four of each of these kinds:
 //! normal; exponents spread by 24; every finite exponent; mostly zeros; many subnormals; overflowing; results below the
@@ -70,6 +70,21 @@ fn ldmatrix_delivers_rows_and_columns() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_transposed_matrix_has_rows_for_columns() {
+    for mode in [Mode::Checked, Mode::Fast] {
+        let device = device(mode);
+        let out = device.alloc(4 * 32, STREAM).unwrap();
+        let params = MatrixParams { tiles: 0, out: out.0, is_f16: 0, unused: 0 };
+        launch(&*device, &spec("matrix.cu", "transpose_pairs"), config(1, 32, 0), &params).unwrap();
+        let wanted = |lane: u32| {
+            let (row, column) = (lane / 4, 2 * (lane % 4));
+            (16 * column + row) | (16 * (column + 1) + row) << 16
+        };
+        assert_eq!(download::<u32>(&*device, out, 32), (0..32).map(wanted).collect::<Vec<_>>());
     }
 }
 

@@ -92,9 +92,9 @@ const ALLOWED: &[Allowance] = &[
     },
     Allowance {
         file: "decode.cu",
-        defines: &[("MODIFIED", "1")],
-        bytes: 256,
-        why: "softcap and ALiBi need registers that head_dim 256 has taken; the kernel waits for memory, not for these",
+        defines: &[("ROWS", "16"), ("HEAD_DIM", "256")],
+        bytes: 512,
+        why: "16 rows of Q and of the sums take 192 of 255 registers; the kernel waits for memory, not for these",
     },
 ];
 
