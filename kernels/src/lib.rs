@@ -1,4 +1,5 @@
 //! What is under test: CUDA sources, the devices that run them, launch code, routes and scratch.
+pub mod abi;
 pub mod args;
 pub mod arm;
 pub mod conformance;
