@@ -6,7 +6,7 @@ use kernels::tensor::DType;
 use ndarray::Array3;
 use oracle::{Format, PagedView};
 
-use crate::case::Case;
+use crate::case::{Case, Defect};
 use crate::executor::protocol::{AttentionCall, CacheSpec, Float, ScaleSpec, StoreCall};
 use crate::executor::{Buffer, DeviceSpec, Job, Operation, TensorSpec};
 use crate::inputs::{Inputs, Poison, StoreInputs};
@@ -214,8 +214,13 @@ pub fn store_job(case: &Case, inputs: &StoreInputs, device: &DeviceSpec) -> Job 
     let k = new_rows("k", &inputs.keys, problem.head_dim);
     let v = new_rows("v", &inputs.values, problem.head_dim_v);
     let cache = builder.cache(problem, [&inputs.views.k, &inputs.views.v], inputs.before.clone(), true);
-    let slots = inputs.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
-    let slot_mapping = builder.tensor("slot_mapping", DType::I64, &[rows], slots, true);
+    let (slot_type, slots): (_, Vec<u8>) = match case.defect {
+        Some(Defect::SlotMappingI32) => {
+            (DType::I32, inputs.slots.iter().flat_map(|slot| (*slot as i32).to_le_bytes()).collect())
+        }
+        _ => (DType::I64, inputs.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect()),
+    };
+    let slot_mapping = builder.tensor("slot_mapping", slot_type, &[rows], slots, true);
     let call = StoreCall { k, v, cache, slot_mapping, host_slots: true };
     Job { device: device.clone(), operation: Operation::Store(Box::new(call)), buffers: builder.buffers }
 }

@@ -21,6 +21,20 @@ pub enum DeviceKind {
     Simt,
     /// An NVIDIA GPU through the driver API.
     Cuda,
+    /// This machine's own memory: where a foreign kernel for the CPU runs. No [`Device`] is of this kind.
+    Host,
+}
+
+impl DeviceKind {
+    /// The word on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simt => "simt",
+            Self::Cuda => "cuda",
+            Self::Host => "host",
+        }
+    }
 }
 
 /// What a device is and how much it has.
@@ -141,6 +155,16 @@ pub enum FindingKind {
     Deadlock,
     /// Bytes after an allocation changed (fast mode's canary).
     Canary,
+    /// A foreign kernel does not keep to `attest_kernel.h`.
+    Interface,
+    /// A foreign kernel wrote to an input.
+    InputWritten,
+    /// A foreign kernel's work went on after its call had returned, or not in the order of the given stream.
+    WorkAfterReturn,
+    /// A foreign kernel keeps more memory with every call.
+    Leak,
+    /// A foreign kernel left an error behind, or a state in which later code fails.
+    LingeringError,
 }
 
 /// A failed device call. `source()` leads to the cause, down to an injected fault's token.

@@ -23,11 +23,17 @@ pub enum Defect {
     BlockTableNegative,
     /// A block id equal to the number of pages.
     BlockTablePast,
+    /// `query_start_loc` holds 64-bit integers.
+    QueryStartLocI64,
+    /// `block_table` holds 64-bit integers.
+    BlockTableI64,
+    /// `slot_mapping` of a store holds 32-bit integers.
+    SlotMappingI32,
 }
 
 impl Defect {
     /// Every defect.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::QueryStartLocShort,
         Self::QueryStartLocUnsorted,
         Self::QueryStartLocOffset,
@@ -38,6 +44,9 @@ impl Defect {
         Self::SeqLensPastTable,
         Self::BlockTableNegative,
         Self::BlockTablePast,
+        Self::QueryStartLocI64,
+        Self::BlockTableI64,
+        Self::SlotMappingI32,
     ];
 
     /// The word in a case line.
@@ -54,6 +63,9 @@ impl Defect {
             Self::SeqLensPastTable => "seq_lens:past-table",
             Self::BlockTableNegative => "block_table:negative",
             Self::BlockTablePast => "block_table:past",
+            Self::QueryStartLocI64 => "query_start_loc:i64",
+            Self::BlockTableI64 => "block_table:i64",
+            Self::SlotMappingI32 => "slot_mapping:i32",
         }
     }
 

@@ -13,7 +13,8 @@ pub(super) struct Metadata {
     table_shape: [usize; 2],
     lens: Vec<i32>,
     starts: Vec<i32>,
-    wide_lens: bool,
+    /// The argument that holds 64-bit integers, if one does.
+    wide: Option<Defect>,
     /// At least the longest query.
     pub max_query_len: u64,
     /// At least the longest sequence.
@@ -35,7 +36,7 @@ impl Metadata {
             table_shape: [problem.num_requests(), inputs.pages.width],
             lens: problem.kv_lens.iter().map(|n| as_i32(*n)).collect(),
             starts,
-            wide_lens: false,
+            wide: None,
             max_query_len: longest(&problem.query_lens),
             max_seq_len: longest(&problem.kv_lens),
         };
@@ -64,7 +65,9 @@ impl Metadata {
             Defect::SeqLensShort => {
                 self.lens.pop();
             }
-            Defect::SeqLensI64 => self.wide_lens = true,
+            Defect::SeqLensI64 | Defect::QueryStartLocI64 | Defect::BlockTableI64 => self.wide = Some(defect),
+            // It belongs to stores.
+            Defect::SlotMappingI32 => {}
             Defect::SeqLensNegative => set(&mut self.lens, 0, -1),
             Defect::SeqLensPastTable => {
                 set(&mut self.lens, 0, i32::try_from(capacity + 1).unwrap_or(i32::MAX));
@@ -78,19 +81,26 @@ impl Metadata {
     }
 
     pub fn block_table(&self, builder: &mut Builder, returned: bool) -> TensorSpec {
-        builder.tensor("block_table", DType::I32, &self.table_shape, bytes(&self.table), returned)
+        let integers = self.integers(&self.table, Defect::BlockTableI64);
+        builder.tensor("block_table", integers.0, &self.table_shape, integers.1, returned)
     }
 
     pub fn seq_lens(&self, builder: &mut Builder, returned: bool) -> TensorSpec {
-        if self.wide_lens {
-            let wide = self.lens.iter().flat_map(|len| i64::from(*len).to_le_bytes()).collect();
-            return builder.tensor("seq_lens", DType::I64, &[self.lens.len()], wide, returned);
-        }
-        builder.tensor("seq_lens", DType::I32, &[self.lens.len()], bytes(&self.lens), returned)
+        let integers = self.integers(&self.lens, Defect::SeqLensI64);
+        builder.tensor("seq_lens", integers.0, &[self.lens.len()], integers.1, returned)
     }
 
     pub fn query_start_loc(&self, builder: &mut Builder, returned: bool) -> TensorSpec {
-        builder.tensor("query_start_loc", DType::I32, &[self.starts.len()], bytes(&self.starts), returned)
+        let integers = self.integers(&self.starts, Defect::QueryStartLocI64);
+        builder.tensor("query_start_loc", integers.0, &[self.starts.len()], integers.1, returned)
+    }
+
+    /// Type and bytes of integers: of 32 bits unless they are the ones made too wide.
+    fn integers(&self, values: &[i32], wide: Defect) -> (DType, Vec<u8>) {
+        match self.wide == Some(wide) {
+            true => (DType::I64, values.iter().flat_map(|value| i64::from(*value).to_le_bytes()).collect()),
+            false => (DType::I32, bytes(values)),
+        }
     }
 }
 

@@ -160,6 +160,18 @@ impl CudaDevice {
         Ok(self.lock())
     }
 
+    /// Makes this device's context current on the calling thread, for foreign code.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn make_current(&self) -> DeviceResult<()> {
+        self.bind().map(drop)
+    }
+
+    pub(super) fn raw_device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     fn pool_ref(&self) -> &Pool {
         self.pool.as_ref().expect("the pool lives until drop")
     }
