@@ -9,10 +9,13 @@ mod explain;
 mod export;
 mod faults;
 mod generated;
+mod header;
 mod impostors;
+mod judge;
 mod list;
 mod model;
 mod mutants;
+mod new_kernel;
 mod options;
 mod replay;
 mod shares;
@@ -79,6 +82,13 @@ enum Command {
     /// Judge one case, given as a line.
     #[command(after_help = replay::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", replay::EXAMPLES))]
     Replay(replay::Replay),
+    #[command(after_help = judge::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", judge::EXAMPLES))]
+    Judge(judge::Judge),
+    /// Print `attest_kernel.h`, the interface of kernels that `attest judge` judges.
+    #[command(after_help = header::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", header::EXAMPLES))]
+    Header(header::Header),
+    #[command(after_help = new_kernel::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", new_kernel::EXAMPLES))]
+    NewKernel(new_kernel::NewKernel),
     #[command(after_help = model::EXAMPLES, after_long_help = format!("{}\n\n{ENVIRONMENT}", model::EXAMPLES))]
     Model(model::Model),
     /// Make every device call fail in turn and check that nothing is left behind.
@@ -157,6 +167,9 @@ pub fn main() -> ExitCode {
         Command::Explain(explain) => explain.run(),
         Command::Export(export) => export.run(),
         Command::Check(check) => check.run(),
+        Command::Judge(judge) => judge.run(),
+        Command::Header(header) => header.run(),
+        Command::NewKernel(new_kernel) => new_kernel.run(),
         Command::Model(model) => model.run(),
         Command::Faults(faults) => faults.run(),
         Command::Bench(bench) => bench.run(),

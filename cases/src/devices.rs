@@ -30,6 +30,7 @@ pub fn open_with(spec: &DeviceSpec, sources: SourceSet) -> DeviceResult<DeviceRe
             cache_dir: cuda_cache_dir(),
             memory_limit: None,
         })?),
+        DeviceKind::Host => Err(DeviceError::Environment("host memory is no device".to_owned())),
     }
 }
 

@@ -92,6 +92,19 @@ pub struct Skipped {
     pub cases: usize,
 }
 
+/// What a foreign kernel declares to serve, and whether it is right there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Capability {
+    /// In words: `attention bf16 kv=e4m3 d64`, `softcap`.
+    pub name: String,
+    /// Cases that exercise it and have a verdict.
+    pub judged: usize,
+    /// Those of them that failed.
+    pub failed: usize,
+    /// The line of the first that failed.
+    pub first_failure: Option<String>,
+}
+
 /// The end of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Finished {
@@ -111,6 +124,9 @@ pub struct Finished {
     pub seconds: f64,
     /// Exit code.
     pub exit_code: u8,
+    /// What a foreign kernel serves; empty for this project's own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub capabilities: Vec<Capability>,
 }
 
 /// A consumer of events: a terminal, a report file.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub use inprocess::InProcess;
 pub use protocol::{Buffer, DeviceSpec, Job, Operation, Reply, TensorSpec};
+pub(crate) use worker::signal_name;
 pub use worker::{Worker, live_with_parent, serve};
 
 /// What became of a job.

@@ -11,6 +11,7 @@ pub mod executor;
 pub mod explain;
 pub mod export;
 pub mod filter;
+pub mod foreign;
 pub mod fuzz;
 pub mod generate;
 pub mod impostors;

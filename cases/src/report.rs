@@ -15,7 +15,7 @@ pub use html::HtmlReport;
 pub use json::JsonReport;
 pub use junit::JunitReport;
 pub use record::{ArmRecord, CardRecord, CardRecorder, source_hash};
-pub use terminal::{Terminal, Verbosity, write_judged};
+pub use terminal::{Terminal, Verbosity, write_capabilities, write_judged};
 
 use crate::events::{Consumer, Event};
 

@@ -14,7 +14,7 @@ use crate::job::{AttentionJob, Variant, attention_job, store_job};
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
 use crate::metamorphic;
 use crate::problem::Op;
-use crate::reference::references;
+use crate::reference::{VARYING_ARM, references};
 use crate::support;
 use crate::verdict::{Failure, Verdict};
 
@@ -93,6 +93,12 @@ pub struct Prepared {
     pub references: Vec<Reference>,
 }
 
+/// Judges whether a case is refused, for whatever reason, with every buffer left alone.
+pub fn must_refuse(case: &Case, arm: &str, executor: &mut dyn Executor, settings: &Settings) -> Verdict {
+    let mut runner = Runner { case, arm, executor, settings };
+    runner.refusal(None).unwrap_or_else(|verdict| verdict)
+}
+
 /// The same for a case that the arm serves, with inputs and references that were made before, if there are any.
 pub fn run_prepared(
     case: &Case,
@@ -104,7 +110,7 @@ pub fn run_prepared(
     let mut runner = Runner { case, arm, executor, settings };
     let judged = match (case.problem.op, &case.expectation, prepared) {
         (Op::Store, _, _) => runner.store(),
-        (_, Expectation::Reject { argument }, _) => runner.refusal(argument),
+        (_, Expectation::Reject { argument }, _) => runner.refusal(Some(argument)),
         (_, Expectation::Valid, Some(prepared)) => runner.attention(prepared),
         (_, Expectation::Valid, None) => runner.prepare().and_then(|prepared| runner.attention(&prepared)),
     };
@@ -220,7 +226,8 @@ impl Runner<'_> {
         let differing = differences(&self.case.problem, on, main, &output);
         let problem = &self.case.problem;
         let one_row_each = problem.query_lens.iter().all(|len| *len <= 1);
-        let may_split = one_row_each || matches!(problem.op, Op::Decode | Op::Verify);
+        let may_split =
+            one_row_each || matches!(problem.op, Op::Decode | Op::Verify) || self.arm == VARYING_ARM;
         if differing.is_empty() || !may_split {
             return Ok(differing);
         }
@@ -241,7 +248,7 @@ impl Runner<'_> {
 
     fn store(&mut self) -> Step<Verdict> {
         if let Expectation::Reject { argument } = &self.case.expectation {
-            return self.refusal(argument);
+            return self.refusal(Some(argument));
         }
         let inputs = StoreInputs::generate(self.case).map_err(|error| no_inputs(&error))?;
         let job = store_job(self.case, &inputs, &self.settings.main_device(self.case));
@@ -257,23 +264,31 @@ impl Runner<'_> {
         })
     }
 
-    /// A case that must be refused: a typed error that names the argument, nothing launched, nothing written.
-    fn refusal(&mut self, argument: &str) -> Step<Verdict> {
+    /// A case that must be refused: a typed error that names the argument if one is given, nothing launched, nothing written.
+    fn refusal(&mut self, argument: Option<&str>) -> Step<Verdict> {
         let job = self.refusal_job()?;
         let reply = match self.executor.run(&job, self.settings.limit) {
             Outcome::Replied(reply) => reply,
             other => return Err(broken(other)),
         };
         let mut failures = match &reply.status {
-            Status::Refused { argument: named, message } if names(named, argument) => ignore(message),
-            Status::Unsupported { message } if message.contains(argument) => ignore(message),
+            Status::Refused { argument: named, .. } if argument.is_none_or(|it| names(named, it)) => {
+                Vec::new()
+            }
+            Status::Unsupported { message } if argument.is_none_or(|it| message.contains(it)) => Vec::new(),
             Status::Refused { message, .. } | Status::Unsupported { message } => {
-                vec![Failure::WrongRefusal { expected: argument.to_owned(), message: message.clone() }]
+                let expected = argument.unwrap_or_default().to_owned();
+                vec![Failure::WrongRefusal { expected, message: message.clone() }]
+            }
+            // A checked run that finds faults has run; a foreign kernel's misconduct shows in a refused call, too.
+            Status::Findings { .. } if self.settings.device != DeviceKind::Simt => {
+                return Err(verdict_of(reply.status));
             }
             Status::Completed | Status::Findings { .. } => {
-                vec![Failure::NotRefused { argument: argument.to_owned() }]
+                let argument = argument.unwrap_or("what its info does not declare").to_owned();
+                vec![Failure::NotRefused { argument }]
             }
-            Status::DeviceError { .. } | Status::Environment { .. } => return Err(self.status(reply.status)),
+            Status::DeviceError { .. } | Status::Environment { .. } => return Err(verdict_of(reply.status)),
         };
         if reply.launches > 0 {
             failures.push(Failure::LaunchedThoughRefused { launches: reply.launches });
@@ -299,40 +314,52 @@ impl Runner<'_> {
 
     /// Runs a job that must complete.
     fn complete(&mut self, job: &Job) -> Step<Reply> {
-        let reply = match self.executor.run(job, self.settings.limit) {
-            Outcome::Replied(reply) => reply,
-            other => return Err(broken(other)),
-        };
-        if reply.status != Status::Completed {
-            return Err(self.status(named(reply.status, job)));
-        }
-        let expected = job.buffers.iter().filter(|buffer| buffer.returned);
-        let lengths_fit = reply.buffers.iter().map(Vec::len).eq(expected.map(|buffer| buffer.bytes.len()));
-        if !lengths_fit {
-            return Err(Verdict::DeviceError {
-                findings: Vec::new(),
-                error: Some("the buffers that came back are not those that were sent".to_owned()),
-            });
-        }
-        if reply.leaked_bytes > 0 {
-            let error = format!("{} bytes of the pool are still in use after the call", reply.leaked_bytes);
-            return Err(Verdict::DeviceError { findings: Vec::new(), error: Some(error) });
-        }
-        Ok(reply)
+        complete(job, self.executor, self.settings)
     }
+}
 
-    fn status(&self, status: Status) -> Verdict {
-        match status {
-            Status::Completed => unreachable!("a completed job is not a failure"),
-            Status::Refused { argument, message } => Verdict::Rejected { argument, message },
-            // What the manifest leaves out is not run at all, so this case is one that it promises.
-            Status::Unsupported { message } => Verdict::Unsupported { what: message, declared: false },
-            Status::Findings { findings } => Verdict::DeviceError { findings, error: None },
-            Status::DeviceError { message, .. } => {
-                Verdict::DeviceError { findings: Vec::new(), error: Some(message) }
-            }
-            Status::Environment { message } => Verdict::Environment { message },
+/// Runs a job that must complete.
+///
+/// # Errors
+/// The verdict if it does not.
+pub(crate) fn complete(
+    job: &Job,
+    executor: &mut dyn Executor,
+    settings: &Settings,
+) -> Result<Reply, Verdict> {
+    let reply = match executor.run(job, settings.limit) {
+        Outcome::Replied(reply) => reply,
+        other => return Err(broken(other)),
+    };
+    if reply.status != Status::Completed {
+        return Err(verdict_of(named(reply.status, job)));
+    }
+    let expected = job.buffers.iter().filter(|buffer| buffer.returned);
+    let lengths_fit = reply.buffers.iter().map(Vec::len).eq(expected.map(|buffer| buffer.bytes.len()));
+    if !lengths_fit {
+        return Err(Verdict::DeviceError {
+            findings: Vec::new(),
+            error: Some("the buffers that came back are not those that were sent".to_owned()),
+        });
+    }
+    if reply.leaked_bytes > 0 {
+        let error = format!("{} bytes of the pool are still in use after the call", reply.leaked_bytes);
+        return Err(Verdict::DeviceError { findings: Vec::new(), error: Some(error) });
+    }
+    Ok(reply)
+}
+
+fn verdict_of(status: Status) -> Verdict {
+    match status {
+        Status::Completed => unreachable!("a completed job is not a failure"),
+        Status::Refused { argument, message } => Verdict::Rejected { argument, message },
+        // What the manifest leaves out is not run at all, so this case is one that it promises.
+        Status::Unsupported { message } => Verdict::Unsupported { what: message, declared: false },
+        Status::Findings { findings } => Verdict::DeviceError { findings, error: None },
+        Status::DeviceError { message, .. } => {
+            Verdict::DeviceError { findings: Vec::new(), error: Some(message) }
         }
+        Status::Environment { message } => Verdict::Environment { message },
     }
 }
 
@@ -351,10 +378,6 @@ fn named(status: Status, job: &Job) -> Status {
         }
     }
     Status::Findings { findings }
-}
-
-fn ignore(_message: &str) -> Vec<Failure> {
-    Vec::new()
 }
 
 /// Whether an error about `named` (`seq_lens[2]`, `query_start_loc length`) is about `argument`.

@@ -15,6 +15,7 @@ use crate::case::Case;
 use crate::catalogue::Tier;
 use crate::events::{Consumer, Event, Finished, Judged, Started};
 use crate::executor::Executor;
+use crate::foreign::ForeignKernel;
 use crate::ledger::Ledger;
 use crate::problem::Op;
 use crate::run::{STORE_ARM, Settings, run_case};
@@ -40,6 +41,18 @@ pub fn arms_of<'a>(case: &Case, arms: &'a [String]) -> impl Iterator<Item = &'a 
     let is_store = case.problem.op == Op::Store;
     arms.iter().filter(move |arm| (arm.as_str() == STORE_ARM) == is_store)
 }
+
+/// What a run judges.
+#[derive(Clone, Copy)]
+pub enum Subject<'a> {
+    /// This project's own kernels, by arm.
+    Arms,
+    /// A kernel from a shared library.
+    Foreign(&'a ForeignKernel),
+}
+
+/// Calls of a foreign kernel that may run into the time limit before the run ends: one that hangs hangs every time.
+const FOREIGN_TIME_OUTS: usize = 3;
 
 /// What a run must reach to be acceptable.
 #[derive(Clone, Debug, Default)]
@@ -83,17 +96,36 @@ impl Session {
         executor: &(dyn Fn() -> Box<dyn Executor> + Sync),
         consumer: &mut dyn Consumer,
     ) -> io::Result<Finished> {
+        self.run_on(Subject::Arms, items, executor, consumer)
+    }
+
+    /// The same for any subject.
+    ///
+    /// # Errors
+    /// When a consumer cannot write.
+    pub fn run_on(
+        &self,
+        subject: Subject<'_>,
+        items: &[Item],
+        executor: &(dyn Fn() -> Box<dyn Executor> + Sync),
+        consumer: &mut dyn Consumer,
+    ) -> io::Result<Finished> {
         let start = Instant::now();
         consumer.take(&Event::Started(self.started(items.len())))?;
         let mut tally = Tally::new(items.len());
+        if matches!(subject, Subject::Foreign(_)) {
+            tally = tally.by_capability();
+        }
         match prepare(items, &self.settings, self.jobs) {
             Err(message) => {
                 tally.abort(&message);
                 consumer.take(&Event::Aborted { message })?;
             }
             Ok(prepared) => {
-                prepared.announce(consumer)?;
-                self.judge_all(items, &prepared, executor, consumer, &mut tally, start)?;
+                if matches!(subject, Subject::Arms) {
+                    prepared.announce(consumer)?;
+                }
+                self.judge_all((subject, items), &prepared, executor, consumer, &mut tally, start)?;
             }
         }
         let finished = tally.finish(&self.demand, start.elapsed());
@@ -116,21 +148,22 @@ impl Session {
     /// Hands items to workers and takes verdicts until all are in, the budget is spent or someone interrupts.
     fn judge_all(
         &self,
-        items: &[Item],
+        work: (Subject<'_>, &[Item]),
         prepared: &Prepared,
         executor: &(dyn Fn() -> Box<dyn Executor> + Sync),
         consumer: &mut dyn Consumer,
         tally: &mut Tally,
         start: Instant,
     ) -> io::Result<()> {
+        let mut time_outs = 0;
         let next = AtomicUsize::new(0);
         let stop = AtomicBool::new(false);
         let (sender, verdicts) = channel();
         std::thread::scope(|scope| {
-            for _ in 0..self.jobs.clamp(1, items.len().max(1)) {
+            for _ in 0..self.jobs.clamp(1, work.1.len().max(1)) {
                 let sender = sender.clone();
                 let (next, stop) = (&next, &stop);
-                scope.spawn(move || self.work(items, prepared, executor, next, stop, &sender));
+                scope.spawn(move || self.work(work, prepared, executor, next, stop, &sender));
             }
             drop(sender);
             loop {
@@ -149,6 +182,11 @@ impl Session {
                     Ok(judged) => {
                         let judged: Box<Judged> = judged;
                         tally.add(&judged);
+                        time_outs += usize::from(matches!(judged.verdict, Verdict::TimedOut { .. }));
+                        if matches!(work.0, Subject::Foreign(_)) && time_outs == FOREIGN_TIME_OUTS {
+                            tally.stop(&format!("{time_outs} calls did not end in time"));
+                            stop.store(true, Ordering::Relaxed);
+                        }
                         consumer.take(&Event::Judged(judged))?;
                     }
                     Err(RecvTimeoutError::Timeout) => {}
@@ -160,7 +198,7 @@ impl Session {
 
     fn work(
         &self,
-        items: &[Item],
+        (subject, items): (Subject<'_>, &[Item]),
         prepared: &Prepared,
         executor: &(dyn Fn() -> Box<dyn Executor> + Sync),
         next: &AtomicUsize,
@@ -176,24 +214,28 @@ impl Session {
                 Some(message) => {
                     Verdict::DeviceError { findings: Vec::new(), error: Some(message.to_owned()) }
                 }
-                None => {
-                    let place = (item.group.as_str(), item.arm.as_str(), device_name(&self.settings));
-                    self.known_failures.judge(&item.case, place, || {
-                        run_case(&item.case, &item.arm, executor.as_mut(), &self.settings)
-                    })
-                }
+                None => match subject {
+                    Subject::Foreign(kernel) => kernel.judge(item, executor.as_mut(), &self.settings),
+                    Subject::Arms => {
+                        let place = (item.group.as_str(), item.arm.as_str(), device_name(&self.settings));
+                        self.known_failures.judge(&item.case, place, || {
+                            run_case(&item.case, &item.arm, executor.as_mut(), &self.settings)
+                        })
+                    }
+                },
             };
             // What was in flight when someone interrupted has no verdict.
             if self.interrupted.load(Ordering::Relaxed) {
                 return;
             }
-            if verdicts.send(Box::new(self.judged(item, verdict, start.elapsed()))).is_err() {
+            let judged = self.judged(subject, item, verdict, start.elapsed());
+            if verdicts.send(Box::new(judged)).is_err() {
                 return;
             }
         }
     }
 
-    fn judged(&self, item: &Item, verdict: Verdict, elapsed: Duration) -> Judged {
+    fn judged(&self, subject: Subject<'_>, item: &Item, verdict: Verdict, elapsed: Duration) -> Judged {
         let line = item.case.to_string();
         Judged {
             id: item.case.id(),
@@ -206,7 +248,10 @@ impl Session {
             class: verdict.class(),
             verdict,
             seconds: elapsed.as_secs_f64(),
-            replay: self.replay(&item.arm, &line),
+            replay: match subject {
+                Subject::Arms => self.replay(&item.arm, &line),
+                Subject::Foreign(kernel) => kernel.replay(&line),
+            },
             line,
         }
     }
@@ -229,10 +274,7 @@ impl Session {
 }
 
 fn device_name(settings: &Settings) -> &'static str {
-    match settings.device {
-        kernels::device::DeviceKind::Simt => "simt",
-        kernels::device::DeviceKind::Cuda => "cuda",
-    }
+    settings.device.name()
 }
 
 /// Compile errors by item.

@@ -115,7 +115,7 @@ impl Support {
 }
 
 /// The largest power of two, at most 16, of which the addresses of all cache rows are multiples, in bytes.
-fn cache_alignment(problem: &Problem) -> usize {
+pub(crate) fn cache_alignment(problem: &Problem) -> usize {
     let shape = CacheShape {
         pages: 2,
         page_size: problem.page_size,

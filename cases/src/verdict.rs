@@ -129,12 +129,22 @@ impl Verdict {
             Self::Skipped { .. } => "SKIPPED",
             Self::KnownFailure { .. } => "KNOWN FAILURE",
             Self::KnownFailurePasses { .. } => "PASSES",
+            Self::DeviceError { findings, .. } if findings.iter().any(is_misconduct) => "MISCONDUCT",
             Self::DeviceError { .. } => "DEVICE ERROR",
             Self::Crashed { .. } => "CRASHED",
             Self::TimedOut { .. } => "TIMED OUT",
             Self::Environment { .. } => "NO VERDICT",
         }
     }
+}
+
+/// Whether a finding is about how a foreign kernel behaves towards its caller.
+fn is_misconduct(finding: &Finding) -> bool {
+    use kernels::device::FindingKind as Kind;
+    matches!(
+        finding.kind,
+        Kind::Interface | Kind::InputWritten | Kind::WorkAfterReturn | Kind::Leak | Kind::LingeringError
+    )
 }
 
 /// An element of the batch's output.
@@ -217,6 +227,15 @@ pub enum Failure {
         /// Where they are.
         #[serde(skip)]
         map: Option<Box<ErrorMap>>,
+    },
+    /// The output is that of an earlier call at the same addresses, although their contents have changed since.
+    Remembered {
+        /// `out` or `lse`.
+        output: String,
+        /// How many elements.
+        elements: usize,
+        /// How many there are.
+        of: usize,
     },
     /// A probe whose answer is exact gives another one.
     Probe {

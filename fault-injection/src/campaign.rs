@@ -138,7 +138,7 @@ impl From<SweepError> for Obstacle {
 /// Ceiling of the pool in the exhaustion lines: far above what the operations need, and a whole number of a GPU pool's chunks.
 fn ceiling(kind: DeviceKind) -> u64 {
     match kind {
-        DeviceKind::Simt => 1 << 20,
+        DeviceKind::Simt | DeviceKind::Host => 1 << 20,
         DeviceKind::Cuda => 64 << 20,
     }
 }

@@ -2,6 +2,9 @@
 
 use cases::bad_input::{self, attention_calls, store_calls};
 use cases::case::Case;
+use cases::foreign::in_words;
+use kernels::abi::ForeignInfo;
+use kernels::abi::types::{self, KernelInfo};
 use kernels::tensor::DType;
 use kernels::validate::{validate_attention, validate_store};
 
@@ -90,7 +93,7 @@ pub fn case_lines() -> String {
 /// What wrong uses of the command line are answered with.
 #[must_use]
 pub fn usage() -> String {
-    const USES: [&[&str]; 19] = [
+    const USES: [&[&str]; 24] = [
         &["judge-everything"],
         &["verify", "--device", "gpu"],
         &["verify", "--arm", "tensor"],
@@ -110,6 +113,11 @@ pub fn usage() -> String {
         &["export", "a line"],
         &["export", "a line", "--tier", "smoke", "-o", "x"],
         &["check"],
+        &["judge"],
+        &["judge", "kernel.so", "--timeout", "0s"],
+        &["replay", "--kernel", "kernel.so", "--arm", "scalar", "a line"],
+        &["new-kernel", "--lang", "go", "mine"],
+        &["new-kernel", "mine"],
     ];
     let mut text = String::new();
     for arguments in USES {
@@ -117,4 +125,61 @@ pub fn usage() -> String {
         text.push_str(&format!("$ attest {}\n{}\n\n", arguments.join(" "), answer.trim_end()));
     }
     text
+}
+
+/// The help of the commands about foreign kernels.
+#[must_use]
+pub fn foreign_help() -> String {
+    [["judge"], ["new-kernel"], ["header"]]
+        .map(|[command]| cases::cli::usage_error(&[command, "-h"]).unwrap_or_default())
+        .join("\n")
+}
+
+/// What is wrong with a foreign kernel's description of itself, and how a right one is shown.
+#[must_use]
+pub fn foreign_info() -> String {
+    type Change = fn(&mut KernelInfo);
+    let raw = |change: Change| {
+        let mut info = plain_info();
+        change(&mut info);
+        // SAFETY: the name is a literal or null.
+        let read = unsafe { ForeignInfo::read(&info) };
+        read.map_or_else(|error| error.to_string(), |info| in_words(&info))
+    };
+    let changes: [(&str, Change); 10] = [
+        ("a plain one", |_| ()),
+        ("a list of head dims", |i| i.head_dims[..2].copy_from_slice(&[64, 128])),
+        ("version", |i| i.version = 2),
+        ("name", |i| i.name = std::ptr::null()),
+        ("device", |i| i.device = 7),
+        ("layouts", |i| i.layouts = 0),
+        ("options", |i| i.options = types::CAN_LSE),
+        ("attention_caches", |i| i.attention_caches = [0; 8]),
+        ("head_dim_step", |i| i.head_dim_step = -1),
+        ("page_sizes", |i| i.page_sizes[0] = -16),
+    ];
+    changes.map(|(what, change)| format!("{what}: {}", raw(change))).join("\n")
+}
+
+fn plain_info() -> KernelInfo {
+    let mut attention_caches = [0; 8];
+    attention_caches[types::BF16 as usize] = 1 << types::BF16 | 1 << types::E4M3;
+    attention_caches[types::F16 as usize] = 1 << types::F16;
+    KernelInfo {
+        struct_size: size_of::<KernelInfo>() as u32,
+        version: types::ABI_VERSION,
+        name: c"a kernel".as_ptr(),
+        device: types::DEVICE_CUDA,
+        layouts: types::NHD,
+        options: types::CAN_CAUSAL,
+        promises: 0,
+        attention_caches,
+        store_caches: [0; 8],
+        head_dim_step: 8,
+        head_dim_max: 256,
+        head_dims: [0; 16],
+        page_sizes: [0; 16],
+        cache_alignment: 16,
+        max_group: 0,
+    }
 }

@@ -1,7 +1,7 @@
 //! Reports of a fixed run with every kind of verdict: terminal, JSON and JUnit.
 
-use cases::events::{Consumer, Event, Finished, Judged, Skipped, Started};
-use cases::report::{JsonReport, JunitReport, write_judged};
+use cases::events::{Capability, Consumer, Event, Finished, Judged, Skipped, Started};
+use cases::report::{JsonReport, JunitReport, write_capabilities, write_judged};
 use cases::verdict::{Failure, Place, Verdict, WrongElement};
 use kernels::device::{Finding, FindingKind};
 
@@ -50,6 +50,7 @@ fn failures() -> Vec<Failure> {
             first: place(None),
             map: None,
         },
+        Failure::Remembered { output: "out".to_owned(), elements: 12_000, of: 12_288 },
         Failure::Probe { message: "head 5 has head 4's value".to_owned(), wrong: 64, of: 512 },
         Failure::Modified { buffer: "block_table".to_owned(), bytes: 4, first: 8 },
         Failure::Cache {
@@ -79,7 +80,7 @@ fn verdicts() -> Vec<Verdict> {
     let mut all = vec![Verdict::Pass { worst_share: 0.625 }];
     all.extend(failures().into_iter().map(|failure| Verdict::Mismatch { failures: vec![failure] }));
     all.extend([
-        Verdict::Mismatch { failures: failures().split_off(7) },
+        Verdict::Mismatch { failures: failures().split_off(8) },
         Verdict::Rejected {
             argument: "seq_lens[1]".to_owned(),
             message: "seq_lens[1] is 49; accepted: at most 48".to_owned(),
@@ -100,6 +101,18 @@ fn verdicts() -> Vec<Verdict> {
             findings: vec![
                 finding(FindingKind::SharedRace, "lane 3 wrote bytes 64..68", Some("mma.cu:98"), 12),
                 finding(FindingKind::OutOfBounds, "lane 0 read 4 bytes past k_cache", None, 1),
+            ],
+            error: None,
+        },
+        Verdict::DeviceError {
+            findings: vec![
+                finding(
+                    FindingKind::WorkAfterReturn,
+                    "64 bytes of out changed after the call had returned",
+                    None,
+                    1,
+                ),
+                finding(FindingKind::Leak, "keeps 112 bytes more of memory with every call", None, 1),
             ],
             error: None,
         },
@@ -160,6 +173,7 @@ fn events() -> Vec<Event> {
         worst_share: 0.625,
         seconds: 4.5,
         exit_code: 1,
+        capabilities: Vec::new(),
     }));
     events
 }
@@ -174,6 +188,33 @@ pub fn terminal() -> String {
     for verdict in verdicts() {
         write_judged(&mut text, &judged(verdict)).expect("memory can be written");
     }
+    plain(&String::from_utf8(text).expect("reports are UTF-8"))
+}
+
+/// The capability table of a foreign kernel.
+///
+/// # Panics
+/// Never: memory can be written.
+#[must_use]
+pub fn capabilities() -> String {
+    let names = [
+        ("attention bf16 kv=bf16", 0),
+        ("attention bf16 kv=e4m3", 3),
+        ("head dim 64", 0),
+        ("head dim 128", 0),
+        ("head dim 192/128", 1),
+        ("with softcap", 0),
+        ("store bf16 kv=e4m3", 0),
+        ("refuses invalid calls", 0),
+    ];
+    let capability = |(name, failed): (&str, usize)| Capability {
+        name: name.to_owned(),
+        judged: 12,
+        failed,
+        first_failure: (failed > 0).then(|| LINE.to_owned()),
+    };
+    let mut text = Vec::new();
+    write_capabilities(&mut text, &names.map(capability)).expect("memory can be written");
     plain(&String::from_utf8(text).expect("reports are UTF-8"))
 }
 

@@ -43,6 +43,10 @@ snapshots! {
     messages_store = golden::messages::store_arguments();
     messages_case_lines = golden::messages::case_lines();
     messages_usage = golden::messages::usage();
+    foreign_header = kernels::abi::HEADER;
+    foreign_help = golden::messages::foreign_help();
+    foreign_info = golden::messages::foreign_info();
+    report_capabilities = golden::reports::capabilities();
     catalogue = golden::catalogue();
     references = golden::references::references_of_fixed_cases();
     report_terminal = golden::reports::terminal();

@@ -12,7 +12,7 @@ use clap::Args;
 use fault_injection::campaign::{self, Line, Selection, Surroundings, Verdict};
 use fault_injection::{Child, Repeat};
 use kernels::cuda::{CudaDevice, CudaOptions};
-use kernels::device::{DeviceKind, DeviceRef, DeviceResult};
+use kernels::device::{DeviceError, DeviceKind, DeviceRef, DeviceResult};
 use kernels::simt::{Mode, SimtDevice, SimtOptions};
 use kernels::source::SourceSet;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
@@ -156,7 +156,7 @@ impl Faults {
                     Err(error) => (DeviceKind::Simt, error.to_string()),
                 };
                 if self.child.is_none() && !self.quiet {
-                    anstream::eprintln!("device {}, chosen by auto: {why}", kind_name(kind));
+                    anstream::eprintln!("device {}, chosen by auto: {why}", kind.name());
                 }
                 Ok(kind)
             }
@@ -203,17 +203,10 @@ fn counts(line: &Line) -> String {
     format!("{calls:>9}  faults: {fired:>3} fired {contained:>3} contained  {seconds:>5.1} s")
 }
 
-fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Simt => "simt",
-        DeviceKind::Cuda => "cuda",
-    }
-}
-
 /// The command that runs a line again.
 fn again(line: &Line, kind: DeviceKind) -> String {
     let arm = line.arm.as_ref().map(|arm| format!(" --arm {arm}")).unwrap_or_default();
-    format!("attest faults --device {}{arm}", kind_name(kind))
+    format!("attest faults --device {}{arm}", kind.name())
 }
 
 fn open(
@@ -231,6 +224,7 @@ fn open(
             let cache_dir = std::env::var_os("ATTEST_CACHE_DIR").map(|dir| PathBuf::from(dir).join("cuda"));
             CudaDevice::new(CudaOptions { ordinal: 0, sources, cache_dir, memory_limit })?
         }
+        DeviceKind::Host => return Err(DeviceError::Environment("host memory is no device".to_owned())),
     })
 }
 
@@ -239,7 +233,7 @@ fn spawn(kind: DeviceKind, child: Child) -> Result<String, String> {
     let binary =
         std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
     let output = Command::new(binary)
-        .args(["faults", "--device", kind_name(kind), "--child", child.name()])
+        .args(["faults", "--device", kind.name(), "--child", child.name()])
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("a process cannot be started: {error}"))?;
@@ -296,13 +290,13 @@ fn summarise(lines: &[Line], planned: usize) -> std::io::Result<u8> {
 }
 
 fn json(lines: &[Line], kind: DeviceKind) -> Result<String, Failure> {
-    let report = serde_json::json!({ "device": kind_name(kind), "lines": lines });
+    let report = serde_json::json!({ "device": kind.name(), "lines": lines });
     serde_json::to_string_pretty(&report)
         .map_err(|error| Failure::surroundings(format!("the report cannot be written: {error}")))
 }
 
 fn junit(lines: &[Line], kind: DeviceKind) -> Result<String, Failure> {
-    let mut suite = TestSuite::new(format!("faults on {}", kind_name(kind)));
+    let mut suite = TestSuite::new(format!("faults on {}", kind.name()));
     for line in lines {
         let mut status = match &line.verdict {
             Verdict::Passed => TestCaseStatus::success(),

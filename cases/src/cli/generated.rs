@@ -142,16 +142,13 @@ fn item(seed: u64) -> Item {
 }
 
 pub(super) fn name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Simt => "simt",
-        DeviceKind::Cuda => "cuda",
-    }
+    kind.name()
 }
 
 /// The card's name; `simt` is one device only.
 fn detail(chosen: &Chosen) -> String {
     match chosen.kind {
-        DeviceKind::Simt => String::new(),
+        DeviceKind::Simt | DeviceKind::Host => String::new(),
         DeviceKind::Cuda => chosen.detail.split(',').next().unwrap_or_default().to_owned(),
     }
 }

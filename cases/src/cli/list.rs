@@ -95,17 +95,10 @@ fn arms(out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Simt => "simt",
-        DeviceKind::Cuda => "cuda",
-    }
-}
-
 fn list_devices(out: &mut impl Write) -> io::Result<()> {
     for kind in [DeviceKind::Cuda, DeviceKind::Simt] {
         let spec = DeviceSpec { kind, checked: true, schedule: None };
-        let name = kind_name(kind);
+        let name = kind.name();
         match devices::open(&spec).map(|device| device.info()) {
             Ok(info) => writeln!(out, "{name:6} available: {}", facts(&info))?,
             Err(error) => {

@@ -96,6 +96,11 @@ impl DeviceOptions {
         self.device.choose()
     }
 
+    /// Time limit of one launch.
+    pub fn limit(&self) -> Duration {
+        self.timeout
+    }
+
     pub fn settings(&self, device: DeviceKind, schedule: Option<u64>) -> Settings {
         let checking = match (self.checked, self.fast) {
             (true, _) => Checking::Always,
@@ -114,6 +119,11 @@ fn simt(why: &str) -> Result<Chosen, Failure> {
 }
 
 impl OutputOptions {
+    /// Whether nothing but failures and the summary is to be said.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// The consumers that these options ask for.
     pub fn consumers(&self) -> Result<Fanout, Failure> {
         let verbosity = match (self.quiet, self.verbose) {

@@ -1,5 +1,7 @@
 //! `attest replay`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::Failure;
@@ -12,7 +14,8 @@ use crate::session::{Demand, Item, Session, arms_of};
 pub(super) const EXAMPLES: &str = "\
 Examples:
   attest replay 'decode bf16 kv=e4m3 h8/2 d64 page16 NHD q=[1] kv=[40] kscale=0.25 seed=7'
-  attest replay --device simt --arm scalar --schedule 3 'prefill f32 kv=f32 h4/2 d8 page4 NHD causal q=[7] kv=[7] seed=1'";
+  attest replay --device simt --arm scalar --schedule 3 'prefill f32 kv=f32 h4/2 d8 page4 NHD causal q=[7] kv=[7] seed=1'
+  attest replay --kernel ./libkernel.so 'decode bf16 kv=bf16 h8/2 d64 page16 NHD q=[1] kv=[40] seed=7'";
 
 /// Judge one case, given as a line.
 #[derive(Debug, Args)]
@@ -24,6 +27,9 @@ pub(super) struct Replay {
     /// Judge only this arm; may be repeated. Default: every arm.
     #[arg(long, value_name = "ARM", value_parser = parse_arm)]
     arm: Vec<String>,
+    /// Judge a kernel from this shared library, as `attest judge` does.
+    #[arg(long, value_name = "LIBRARY", conflicts_with_all = ["arm", "schedule"])]
+    kernel: Option<PathBuf>,
     /// Run lanes and blocks in the order drawn from this seed (simt).
     #[arg(long, value_name = "SEED")]
     schedule: Option<u64>,
@@ -34,6 +40,9 @@ pub(super) struct Replay {
 impl Replay {
     pub fn run(self) -> Result<u8, Failure> {
         let case = parse_case(&self.line)?;
+        if let Some(kernel) = &self.kernel {
+            return super::judge::replay(kernel, case, self.device.limit(), &self.output);
+        }
         let arms = if self.arm.is_empty() { arm_names() } else { self.arm.clone() };
         let item = |arm: &String| Item {
             case: case.clone(),

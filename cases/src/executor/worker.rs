@@ -183,7 +183,7 @@ fn describe(status: io::Result<ExitStatus>) -> String {
     }
 }
 
-fn signal_name(signal: i32) -> String {
+pub(crate) fn signal_name(signal: i32) -> String {
     let name = match signal {
         libc::SIGSEGV => "SIGSEGV (invalid memory access)",
         libc::SIGBUS => "SIGBUS (access beyond a mapping)",

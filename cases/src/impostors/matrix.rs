@@ -224,7 +224,7 @@ fn check(failure: &Failure) -> Check {
         Failure::Elements { output, .. } if output == "lse" => Check::Lse,
         Failure::Elements { .. } => Check::Out,
         Failure::Unwritten { .. } => Check::Unwritten,
-        Failure::Depends { .. } => Check::Depends,
+        Failure::Depends { .. } | Failure::Remembered { .. } => Check::Depends,
         Failure::Probe { .. } => Check::Probe,
         Failure::Modified { .. } => Check::Modified,
         Failure::Cache { .. } => Check::Cache,

@@ -6,6 +6,7 @@ use super::{Setting, Step, joined, pointless, rows};
 use crate::inputs::{Arrangement, Part};
 use crate::judge::{AttentionOutput, differences};
 use crate::problem::{Op, Problem};
+use crate::reference::VARYING_ARM;
 use crate::verdict::Failure;
 
 /// Page sizes that a case is cut into anew.
@@ -29,12 +30,22 @@ impl Setting<'_, '_> {
         for page_size in PAGE_SIZES.into_iter().filter(|size| *size != self.case.problem.page_size) {
             let to = Arrangement { page_size, ..Arrangement::of(self.case) };
             let on = format!("the page size ({} or {page_size})", self.case.problem.page_size);
-            let failures = self.same_as_base(&to, &on)?;
+            let failures = match self.arm == VARYING_ARM {
+                true => self.right_by_itself(&to, None)?,
+                false => self.same_as_base(&to, &on)?,
+            };
             if !failures.is_empty() {
                 return Ok(failures);
             }
         }
         Ok(Vec::new())
+    }
+
+    /// Runs an arrangement whose bits may be its own, and judges it by its own reference.
+    fn right_by_itself(&mut self, to: &Arrangement, splits: Option<u64>) -> Step<Vec<Failure>> {
+        let (case, inputs) = self.inputs.rearranged(self.case, to).map_err(super::impossible)?;
+        let output = (self.attend)(&case, &inputs, splits)?;
+        self.judge(&case, &inputs, &output)
     }
 
     /// Runs an arrangement that must give the base's bits.
@@ -54,6 +65,9 @@ impl Setting<'_, '_> {
         }
         let mut to = Arrangement::of(self.case);
         to.parts.reverse();
+        if self.arm == VARYING_ARM {
+            return self.right_by_itself(&to, None);
+        }
         let output = self.run(&to, None)?;
         let problem = &self.case.problem;
         let reversed =
@@ -78,7 +92,7 @@ impl Setting<'_, '_> {
             let output = (self.attend)(&case, &inputs, Some(1))?;
             let on = format!("the other requests of the batch (request {request} alone)");
             let becomes_decode = range.len() == 1 && self.case.problem.query_lens.iter().any(|len| *len > 1);
-            let mut failures = match becomes_decode {
+            let mut failures = match becomes_decode || self.arm == VARYING_ARM {
                 true => self.judge(&case, &inputs, &output)?,
                 false => differences(&case.problem, &on, &rows(&self.case.problem, &unsplit, range), &output),
             };
@@ -156,6 +170,13 @@ impl Setting<'_, '_> {
         let unsplit = (self.attend)(self.case, self.inputs, Some(1))?;
         for kv_head in 0..problem.num_kv_heads {
             let to = Arrangement { kv_heads: kv_head..kv_head + 1, ..Arrangement::of(self.case) };
+            if self.arm == VARYING_ARM {
+                let failures = self.right_by_itself(&to, Some(1))?;
+                if !failures.is_empty() {
+                    return Ok(failures);
+                }
+                continue;
+            }
             let output = self.run(&to, Some(1))?;
             let group = problem.num_q_heads / problem.num_kv_heads;
             let part = heads(problem, &unsplit, kv_head * group..(kv_head + 1) * group);

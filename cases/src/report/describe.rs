@@ -67,6 +67,11 @@ fn rank(kind: FindingKind) -> u8 {
         | FindingKind::Canary => 1,
         FindingKind::Divergence | FindingKind::Deadlock => 2,
         FindingKind::Uninitialised => 3,
+        FindingKind::Interface
+        | FindingKind::InputWritten
+        | FindingKind::WorkAfterReturn
+        | FindingKind::Leak
+        | FindingKind::LingeringError => 4,
     }
 }
 
@@ -108,6 +113,11 @@ fn finding_word(kind: FindingKind) -> &'static str {
         FindingKind::Divergence => "divergent barrier or shuffle",
         FindingKind::Deadlock => "deadlock",
         FindingKind::Canary => "write past an allocation",
+        FindingKind::Interface => "does not keep to attest_kernel.h",
+        FindingKind::InputWritten => "input written",
+        FindingKind::WorkAfterReturn => "work outside the call's order",
+        FindingKind::Leak => "leak",
+        FindingKind::LingeringError => "lingering error",
     }
 }
 
@@ -142,6 +152,13 @@ pub(super) fn describe_failure(failure: &Failure) -> (String, Vec<String>) {
             let details = vec![format!("depends on: {on}")];
             (format!("{elements} of {of} elements of {output} change   first at {at}"), details)
         }
+        Failure::Remembered { output, elements, of } => (
+            format!("{elements} of {of} elements of {output} are a remembered answer"),
+            vec![
+                "they belong to an earlier call at the same addresses, whose contents have changed since"
+                    .to_owned(),
+            ],
+        ),
         Failure::Probe { message, wrong, of } => {
             (format!("{wrong} of {of} elements are not the exact answer"), vec![message.clone()])
         }

@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::describe::describe;
-use crate::events::{Consumer, Event, Finished, Judged, Started};
+use crate::events::{Capability, Consumer, Event, Finished, Judged, Started};
 use crate::verdict::Class;
 
 /// How much is said.
@@ -139,11 +139,41 @@ impl Terminal {
             if !reasons.is_empty() {
                 writeln!(out, "skipped: {}", reasons.join("; "))?;
             }
+            write_capabilities(out, &finished.capabilities)?;
             let style = if finished.exit_code == 0 { GREEN } else { RED };
             let Finished { passed, failed, skipped, .. } = finished;
             writeln!(out, "{style}{passed} passed, {failed} failed, {skipped} skipped{style:#}")
         })
     }
+}
+
+/// The table of what a foreign kernel serves: what is right on one line for each kind, what is wrong on lines of its own.
+///
+/// # Errors
+/// As the stream has them.
+pub fn write_capabilities(out: &mut dyn Write, capabilities: &[Capability]) -> io::Result<()> {
+    let width = capabilities.iter().map(|capability| parts(&capability.name).0.len()).max().unwrap_or(0);
+    for kind in capabilities.chunk_by(|a, b| parts(&a.name).0 == parts(&b.name).0) {
+        let right = kind.iter().filter(|capability| capability.failed == 0);
+        let right: Vec<String> = right
+            .map(|capability| format!("{} ({})", parts(&capability.name).1, capability.judged))
+            .collect();
+        let name = parts(&kind[0].name).0;
+        if !right.is_empty() {
+            writeln!(out, "{name:width$}  {GREEN}right{GREEN:#}  {}", right.join(", "))?;
+        }
+        for Capability { name: whole, judged, failed, .. } in kind.iter().filter(|it| it.failed > 0) {
+            let item = parts(whole).1;
+            writeln!(out, "{name:width$}  {RED}wrong{RED:#}  {item} ({failed} of {judged})")?;
+        }
+    }
+    Ok(())
+}
+
+/// A capability's kind and what is special about it: `attention bf16 kv=` and `e4m3`, `with` and `softcap`.
+fn parts(name: &str) -> (&str, &str) {
+    let after = |mark: &str| name.find(mark).map(|at| name.split_at(at + mark.len()));
+    after("kv=").or_else(|| after("head dim ")).or_else(|| name.split_once(' ')).unwrap_or((name, ""))
 }
 
 fn bar() -> ProgressBar {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Demand;
-use crate::events::{Finished, Judged, Skipped};
+use crate::events::{Capability, Finished, Judged, Skipped};
+use crate::foreign::{capabilities_of, rank};
 use crate::verdict::{Class, Verdict};
 
 /// Counts of a run.
@@ -19,6 +20,8 @@ pub(crate) struct Tally {
     worst_share: f64,
     stopped: Option<String>,
     aborted: bool,
+    /// By name, in the order of their first case; only for a foreign kernel.
+    capabilities: Option<Vec<Capability>>,
 }
 
 impl Tally {
@@ -34,7 +37,13 @@ impl Tally {
             worst_share: 0.0,
             stopped: None,
             aborted: false,
+            capabilities: None,
         }
+    }
+
+    /// Counts by capability, too: for a foreign kernel.
+    pub fn by_capability(self) -> Self {
+        Self { capabilities: Some(Vec::new()), ..self }
     }
 
     pub fn add(&mut self, judged: &Judged) {
@@ -50,6 +59,9 @@ impl Tally {
                 self.no_verdict += 1;
                 self.skip(judged, "");
             }
+        }
+        if let Some(capabilities) = &mut self.capabilities {
+            note_capabilities(capabilities, judged);
         }
         if matches!(judged.class, Class::Passed | Class::Failed) {
             *self.judged_per_arm.entry(judged.arm.clone()).or_default() += 1;
@@ -92,6 +104,8 @@ impl Tally {
             *self.skips.entry(reason).or_default() += unseen;
         }
         let shortfalls = self.shortfalls(demand);
+        let mut capabilities = self.capabilities.take().unwrap_or_default();
+        capabilities.sort_by_cached_key(|capability| (rank(&capability.name), capability.name.clone()));
         Finished {
             passed: self.passed,
             failed: self.failed,
@@ -101,6 +115,7 @@ impl Tally {
             shortfalls,
             worst_share: self.worst_share,
             seconds: elapsed.as_secs_f64(),
+            capabilities,
         }
     }
 
@@ -133,6 +148,26 @@ impl Tally {
             4
         } else {
             0
+        }
+    }
+}
+
+/// Adds a verdict to every capability that its case exercises.
+fn note_capabilities(capabilities: &mut Vec<Capability>, judged: &Judged) {
+    if !matches!(judged.class, Class::Passed | Class::Failed) {
+        return;
+    }
+    for name in capabilities_of(judged) {
+        let found = capabilities.iter().position(|capability| capability.name == name);
+        let index = found.unwrap_or_else(|| {
+            capabilities.push(Capability { name, ..Capability::default() });
+            capabilities.len() - 1
+        });
+        let capability = &mut capabilities[index];
+        capability.judged += 1;
+        if judged.class == Class::Failed {
+            capability.failed += 1;
+            capability.first_failure.get_or_insert_with(|| judged.line.clone());
         }
     }
 }

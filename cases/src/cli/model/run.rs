@@ -59,8 +59,7 @@ impl Model {
         };
         let kind = match (chosen.kind, self.checked) {
             (DeviceKind::Simt, true) => "simt, every access checked",
-            (DeviceKind::Simt, false) => "simt",
-            (DeviceKind::Cuda, _) => "cuda",
+            (kind, _) => kind.name(),
         };
         say(&format!("{}\ndevice: {kind}, {}", report::model_line(&model), chosen.detail))?;
         match self.judge(&session, &prompt) {

@@ -1,0 +1,9 @@
+/* Keeps a little memory of the stream-ordered pool with every call.
+ * expect: leak: keeps about */
+#include "honest.cuh"
+int32_t attest_paged_attention(const attest_attention_args *args) {
+    void *lost = nullptr;
+    int32_t code = honest_attention(args);
+    if (code == ATTEST_OK && cudaMallocAsync(&lost, 1000, (cudaStream_t)args->stream) != cudaSuccess) return ATTEST_FAILED;
+    return code;
+}

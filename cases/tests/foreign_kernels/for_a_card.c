@@ -1,0 +1,9 @@
+/* Says that it runs on a card. */
+#define OWN_INFO
+#include "honest.h"
+int32_t attest_info(attest_kernel_info *info) {
+    honest_info(info);
+    info->device = ATTEST_DEVICE_CUDA;
+    return ATTEST_OK;
+}
+int32_t attest_paged_attention(const attest_attention_args *args) { return honest_attention(args); }

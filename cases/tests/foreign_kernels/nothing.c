@@ -1,0 +1,3 @@
+/* Is no kernel. */
+int answer(void);
+int answer(void) { return 42; }
