@@ -35,10 +35,7 @@ fn built(name: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn judged(library: &Path, arguments: &[&str]) -> Ended {
-    run(attest(["judge"])
-        .arg(library)
-        .args(["--tier", "smoke", "--jobs", "1", "--timeout", "3s"])
-        .args(arguments))
+    run(attest(["judge"]).arg(library).args(["--tier", "smoke", "--jobs", "1"]).args(arguments))
 }
 
 /// Few cases, all small.
@@ -46,7 +43,7 @@ const FEW: &[&str] = &["f32 kv=f32 d8"];
 
 #[rstest]
 #[case::crash("crash", FEW, "CRASHED  kernel on host   SIGSEGV")]
-#[case::hang("hang", &["f32 kv=f32 d8", "unbind-inner"], "TIMED OUT  kernel on host   no answer in 3.0 s; killed")]
+#[case::hang("hang", &["f32 kv=f32 d8", "unbind-inner", "--timeout", "2s"], "TIMED OUT  kernel on host   no answer in 2.0 s; killed")]
 #[case::past_the_end("past_the_end", FEW, "past the end of out (896 bytes): byte 896")]
 #[case::before_the_start(
     "before_the_start",
@@ -106,6 +103,16 @@ fn a_bad_kernel_is_caught_for_what_it_is(
 fn a_kernel_that_prints_is_judged_all_the_same() {
     let (_dir, library) = built("talkative");
     judged(&library, FEW).expect(0).says("0 failed");
+}
+
+/// Cases are moved to the little that it serves, and everything else is asked for once.
+#[test]
+fn a_kernel_that_serves_little_meets_what_it_serves_and_refuses_the_rest() {
+    let (_dir, library) = built("narrow");
+    let ended = judged(&library, &[]).expect(0);
+    let ended = ended.says("attention bf16 kv=  right  bf16 (").says("head dim            right  128 (");
+    let ended = ended.says("refuses             right  invalid calls (4), what it does not declare (");
+    assert!(!ended.summary().starts_with("0 passed") && ended.summary().contains(" 0 failed, "), "{ended:?}");
 }
 
 #[test]
