@@ -63,7 +63,7 @@ const FEW: &[&str] = &["f32 kv=f32 d8"];
 )]
 #[case::remembered("remembered", FEW, "224 of 224 elements of out are a remembered answer")]
 #[case::late("late", FEW, "bytes of out changed after the call had returned")]
-#[case::leak("leak", FEW, "leak: keeps 112 bytes more of memory with every call")]
+#[case::leak("leak", FEW, " bytes more of memory with every call")]
 #[case::message_left(
     "message_left",
     FEW,

@@ -2,12 +2,13 @@
 
 use std::cell::UnsafeCell;
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// State of a process that a kernel must leave as it found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Bytes that the allocator has handed out, where it tells (glibc), else 0.
+    /// Bytes that the allocator has handed out, where it tells (glibc from 2.33 on), else 0.
     pub allocated_bytes: u64,
     /// Bytes of address space.
     pub mapped_bytes: u64,
@@ -25,9 +26,21 @@ impl State {
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn allocated() -> u64 {
+    type Mallinfo2 = unsafe extern "C" fn() -> libc::mallinfo2;
+    // Looked up by name, so that a program built here also starts where the C library is older than the function.
+    static FOUND: OnceLock<Option<Mallinfo2>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        // SAFETY: the name is NUL-terminated, and the C library documents the function's type.
+        unsafe {
+            let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"mallinfo2".as_ptr());
+            (!symbol.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, Mallinfo2>(symbol))
+        }
+    });
     // SAFETY: only reads the allocator's counters.
-    let info = unsafe { libc::mallinfo2() };
-    (info.uordblks + info.hblkhd) as u64
+    found.map_or(0, |mallinfo2| unsafe {
+        let info = mallinfo2();
+        (info.uordblks + info.hblkhd) as u64
+    })
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
