@@ -14,6 +14,8 @@ use crate::trial::{Books, SweepError, chain, or_contained};
 
 /// Others take the pool in pieces of this part of it.
 const PIECES: u64 = 64;
+/// Holes smaller than this are not filled: a card's pool gives no less.
+const SMALLEST_PIECE: u64 = 512;
 
 /// What a full pool did to an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,18 +83,23 @@ enum Beside {
     OutOfMemory(String),
 }
 
-/// Runs beside allocations of so many bytes in all: small ones, which leave a pool no hole that they would have filled.
+/// Runs beside allocations of so many bytes in all. Their pieces shrink where they do not fit, or a card's pool, which is
+/// carved from larger chunks, would keep holes that are too small for them and large enough for the operation.
 fn beside(device: &DeviceRef, (bytes, limit): (u64, u64), run: &mut Run) -> Result<Beside, LaunchError> {
-    let piece = (limit / PIECES).max(1);
+    let mut piece = (limit / PIECES).max(1);
     let mut others = Vec::new();
     let mut left = bytes;
     while left > 0 {
-        match Scratch::new(device, left.min(piece), StreamId::DEFAULT) {
-            Ok(scratch) => others.push(scratch),
+        let bytes = left.min(piece);
+        match Scratch::new(device, bytes, StreamId::DEFAULT) {
+            Ok(scratch) => {
+                others.push(scratch);
+                left -= bytes;
+            }
+            Err(DeviceError::OutOfMemory { .. }) if bytes > SMALLEST_PIECE => piece = bytes / 2,
             Err(DeviceError::OutOfMemory { .. }) => return Ok(Beside::NoRoom),
             Err(other) => return Err(other.into()),
         }
-        left -= left.min(piece);
     }
     let result = run(device);
     // Frees are exact once the stream has passed them.

@@ -105,7 +105,10 @@ impl RequestValues {
             for (index, mut head) in query.axis_iter_mut(Axis(1)).enumerate() {
                 let k_scale = problem.k_scale.of_head(index / group.max(1));
                 let (q, _) = shift_factors(case.logit_shift / (problem.softmax_scale() * k_scale));
-                head.index_axis_mut(Axis(1), 0).fill(q);
+                // With a small k_scale the shift asks for more than an f16 query holds; then it is as large as can be. An
+                // infinite query has no answer: all scores of a row are −inf, which is NaN by definition and zero in practice.
+                let largest = problem.query_format.max_finite() as f32;
+                head.index_axis_mut(Axis(1), 0).fill(q.clamp(-largest, largest));
             }
             let (_, k) = shift_factors(f32::MAX);
             keys.iter_mut().for_each(|keys| keys.index_axis_mut(Axis(2), 0).fill(k));
