@@ -128,22 +128,23 @@ def save(path, tensors, case):
     partial.replace(path)
 
 
-def compute(attend, case_path, out_path):
+def compute(attend, case_path, out_path, with_lse):
     """Computes one case; returns why it has no output, or None."""
     case = Case(case_path)
     try:
-        save(out_path, attend(case), case.line)
+        tensors = attend(case)
     except Skip as skip:
         return str(skip)
+    save(out_path, {name: array for name, array in tensors.items() if with_lse or name != "lse"}, case.line)
     return None
 
 
-def work(attend, directory, names):
+def work(attend, directory, names, with_lse):
     """The child: computes cases and says which one it is at."""
     for name in names:
         print(name, flush=True)
         try:
-            reason = compute(attend, directory / f"{name}.safetensors", directory / f"{name}.out.safetensors")
+            reason = compute(attend, directory / f"{name}.safetensors", directory / f"{name}.out.safetensors", with_lse)
         except DeviceLost as lost:
             (directory / f"{name}.crash.txt").write_text(f"{lost}\n{traceback.format_exc()}")
             os._exit(70)
@@ -220,6 +221,7 @@ def main(parser, prepare, before=lambda options: None):
     parser.add_argument("output", type=Path, nargs="?", help="where the output goes; not with a directory")
     parser.add_argument("--jobs", type=int, default=1, help="processes that go through a suite at once")
     parser.add_argument("--only", nargs="+", metavar="ID", help="only these cases of a suite")
+    parser.add_argument("--no-lse", action="store_true", help="leave the lse out: only the output is judged")
     parser.add_argument("--worker", nargs="+", metavar="ID", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case.is_dir() != (options.output is None):
@@ -232,8 +234,8 @@ def main(parser, prepare, before=lambda options: None):
     attend, made_by = prepare(options)
     if options.worker:
         (options.case / "made-by.json").write_text(json.dumps(made_by) + "\n")
-        work(attend, options.case, options.worker)
+        work(attend, options.case, options.worker, not options.no_lse)
         return
-    reason = compute(attend, options.case, options.output)
+    reason = compute(attend, options.case, options.output, not options.no_lse)
     if reason:
         raise SystemExit(f"skipped: {reason}")
