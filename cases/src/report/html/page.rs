@@ -65,14 +65,13 @@ fn summary(content: &Content, finished: &Finished) -> String {
     facts.push(("time", format!("{:.1} s", finished.seconds)));
     facts.push(("worst share of the bound among what passed", format!("{:.2}", finished.worst_share)));
     if !content.failures.is_empty() {
-        let places = [
-            ("#failures", "failures"),
-            ("#capabilities", "what was judged"),
-            ("#worst", "closest to the bound"),
-        ];
-        let links: String =
-            places.iter().map(|(to, words)| format!("<a href=\"{to}\">{words}</a> ")).collect();
-        let _ = write!(html, "<nav>{links}</nav>");
+        html.push_str(
+            "<nav><a href=\"#failures\">failures</a> <a href=\"#capabilities\">what was judged</a>",
+        );
+        if !content.worst.is_empty() {
+            html.push_str(" <a href=\"#worst\">closest to the bound</a>");
+        }
+        html.push_str("</nav>");
     }
     html.push_str("<dl class=\"facts\">");
     for (name, value) in facts {
