@@ -8,7 +8,7 @@ mod worker;
 use std::time::Duration;
 
 pub use inprocess::InProcess;
-pub use protocol::{Buffer, DeviceSpec, Job, Operation, Reply, TensorSpec};
+pub use protocol::{Buffer, DeviceSpec, Job, Operation, PoolUse, Reply, TensorSpec};
 pub(crate) use worker::signal_name;
 pub use worker::{Worker, live_with_parent, serve};
 

@@ -8,7 +8,7 @@ use kernels::device::DeviceKind;
 use oracle::Reference;
 
 use crate::case::{Case, Expectation, Relation};
-use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, Reply, protocol::Status};
+use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, PoolUse, Reply, protocol::Status};
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{AttentionJob, Variant, attention_job, store_job};
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
@@ -342,8 +342,10 @@ pub(crate) fn complete(
             error: Some("the buffers that came back are not those that were sent".to_owned()),
         });
     }
-    if reply.leaked_bytes > 0 {
-        let error = format!("{} bytes of the pool are still in use after the call", reply.leaked_bytes);
+    if reply.pool.leaked_bytes() > 0 {
+        let PoolUse { before_bytes, after_bytes } = reply.pool;
+        let error =
+            format!("{after_bytes} bytes of the pool are in use after the call, {before_bytes} before it");
         return Err(Verdict::DeviceError { findings: Vec::new(), error: Some(error) });
     }
     Ok(reply)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cases::case::Case;
 use cases::executor::protocol::Status;
-use cases::executor::{Executor, InProcess, Job, Outcome, Reply};
+use cases::executor::{Executor, InProcess, Job, Outcome, PoolUse, Reply};
 use cases::inputs::Inputs;
 use cases::run::{Checking, STORE_ARM, Settings, run_case};
 use cases::verdict::{Class, Failure, Verdict};
@@ -202,9 +202,9 @@ fn a_neighbours_head_is_named() {
 
 #[test]
 fn leaked_bytes_are_a_verdict() {
-    let verdict = judge(PLAIN, |_, _, reply| reply.leaked_bytes = 512);
+    let verdict = judge(PLAIN, |_, _, reply| reply.pool = PoolUse { before_bytes: 256, after_bytes: 768 });
     let Verdict::DeviceError { error: Some(error), .. } = &verdict else { panic!("{verdict:?}") };
-    assert_eq!(error, "512 bytes of the pool are still in use after the call");
+    assert_eq!(error, "768 bytes of the pool are in use after the call, 256 before it");
 }
 
 const INVALID: &str =

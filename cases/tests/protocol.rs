@@ -3,7 +3,7 @@
 use std::io::BufReader;
 
 use cases::executor::protocol::{Status, read_job, read_reply, write_job, write_reply};
-use cases::executor::{DeviceSpec, Job, Reply};
+use cases::executor::{DeviceSpec, Job, PoolUse, Reply};
 use cases::inputs::{Inputs, Poison, StoreInputs};
 use cases::job::{Variant, attention_job, store_job};
 use kernels::device::{DeviceKind, Finding, FindingKind};
@@ -71,10 +71,11 @@ proptest! {
     fn replies_arrive_as_they_were_sent(
         status in status(),
         launches in any::<u64>(),
-        leaked_bytes in any::<u64>(),
+        (before_bytes, after_bytes) in any::<(u64, u64)>(),
         buffers in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..4),
     ) {
-        let reply = Reply { status, launches, leaked_bytes, buffers };
+        let pool = PoolUse { before_bytes, after_bytes };
+        let reply = Reply { status, launches, pool, buffers };
         let mut stream = Vec::new();
         write_reply(&mut stream, &reply).unwrap();
         let mut reader = BufReader::new(stream.as_slice());

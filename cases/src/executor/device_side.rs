@@ -12,7 +12,8 @@ use kernels::store::reshape_and_cache;
 use kernels::tensor::{Allocation, DeviceTensor};
 
 use super::protocol::{
-    AttentionCall, CacheSpec, DeviceSpec, Job, Operation, Reply, ScaleSpec, Status, StoreCall, TensorSpec,
+    AttentionCall, CacheSpec, DeviceSpec, Job, Operation, PoolUse, Reply, ScaleSpec, Status, StoreCall,
+    TensorSpec,
 };
 use crate::devices;
 
@@ -35,7 +36,7 @@ impl Devices {
             Ok(device) => device,
             Err(error) => return Reply::failed(status_of(&error)),
         };
-        let before = pool_used(&device);
+        let before_bytes = pool_used(&device);
         let launches_before = launches(&device);
         let allocations = match Allocations::new(&device, job) {
             Ok(allocations) => allocations,
@@ -53,12 +54,12 @@ impl Devices {
         let launches = launches(&device) - launches_before;
         drop(allocations);
         let _ = device.synchronize(StreamId::DEFAULT);
-        let leaked_bytes = pool_used(&device).saturating_sub(before);
+        let pool = PoolUse { before_bytes, after_bytes: pool_used(&device) };
         match (read, status) {
-            (Ok(buffers), status) => Reply { status, launches, leaked_bytes, buffers },
+            (Ok(buffers), status) => Reply { status, launches, pool, buffers },
             // The launch's own error comes first; reading back only fails on its own after a good launch.
             (Err(error), Status::Completed) => Reply::failed(status_of(&error)),
-            (Err(_), status) => Reply { status, launches, leaked_bytes, buffers: Vec::new() },
+            (Err(_), status) => Reply { status, launches, pool, buffers: Vec::new() },
         }
     }
 
@@ -74,7 +75,7 @@ impl Devices {
 
 impl Reply {
     fn failed(status: Status) -> Self {
-        Self { status, launches: 0, leaked_bytes: 0, buffers: Vec::new() }
+        Self { status, launches: 0, pool: PoolUse::default(), buffers: Vec::new() }
     }
 }
 

@@ -214,10 +214,27 @@ pub struct Reply {
     pub status: Status,
     /// Kernel launches that the call made.
     pub launches: u64,
-    /// Bytes that the pool still holds after everything was freed, beyond what it held before.
-    pub leaked_bytes: u64,
+    /// What the call did to the device's pool.
+    pub pool: PoolUse,
     /// Contents of the buffers that come back, in order; empty if they could not be read.
     pub buffers: Vec<Vec<u8>>,
+}
+
+/// Bytes of the pool that are in use before a call's buffers are allocated and after they were freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolUse {
+    /// Before.
+    pub before_bytes: u64,
+    /// After.
+    pub after_bytes: u64,
+}
+
+impl PoolUse {
+    /// Bytes that the call has not given back.
+    #[must_use]
+    pub fn leaked_bytes(self) -> u64 {
+        self.after_bytes.saturating_sub(self.before_bytes)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -238,7 +255,7 @@ struct JobHead {
 struct ReplyHead {
     status: Status,
     launches: u64,
-    leaked_bytes: u64,
+    pool: PoolUse,
     buffers: Vec<usize>,
 }
 
@@ -277,7 +294,7 @@ pub fn write_reply(to: &mut impl Write, reply: &Reply) -> io::Result<()> {
     let head = ReplyHead {
         status: reply.status.clone(),
         launches: reply.launches,
-        leaked_bytes: reply.leaked_bytes,
+        pool: reply.pool,
         buffers: reply.buffers.iter().map(Vec::len).collect(),
     };
     write_message(to, &head, reply.buffers.iter().map(Vec::as_slice))
@@ -290,7 +307,7 @@ pub fn write_reply(to: &mut impl Write, reply: &Reply) -> io::Result<()> {
 pub fn read_reply(from: &mut impl BufRead) -> io::Result<Option<Reply>> {
     let Some(head) = read_head::<ReplyHead>(from)? else { return Ok(None) };
     let buffers = head.buffers.iter().map(|bytes| read_bytes(from, *bytes)).collect::<io::Result<_>>()?;
-    Ok(Some(Reply { status: head.status, launches: head.launches, leaked_bytes: head.leaked_bytes, buffers }))
+    Ok(Some(Reply { status: head.status, launches: head.launches, pool: head.pool, buffers }))
 }
 
 fn write_message<'a>(

@@ -9,7 +9,7 @@ use kernels::abi::FAULT_MARK;
 use kernels::device::{Finding, FindingKind};
 
 use crate::executor::protocol::Status;
-use crate::executor::{Executor, Job, Outcome, Reply, Worker};
+use crate::executor::{Executor, Job, Outcome, PoolUse, Reply, Worker};
 
 /// Runs jobs on a foreign kernel, and gives a crash the name that the fault handler found for it.
 pub struct ForeignExecutor {
@@ -32,7 +32,7 @@ impl Executor for ForeignExecutor {
                 Some(finding) => Outcome::Replied(Reply {
                     status: Status::Findings { findings: vec![finding] },
                     launches: 0,
-                    leaked_bytes: 0,
+                    pool: PoolUse::default(),
                     buffers: Vec::new(),
                 }),
                 None => Outcome::Crashed { signal, detail },

@@ -18,7 +18,7 @@ use kernels::device::{Finding, FindingKind};
 pub(super) use args::{empty_attention, empty_store};
 
 use crate::executor::protocol::{Reply, Status, read_job, write_reply};
-use crate::executor::{Job, Operation};
+use crate::executor::{Job, Operation, PoolUse};
 
 /// A returned buffer of this name is filled with the nanoseconds of repeated calls, as 64-bit integers.
 pub(super) const CLOCK: &str = "nanoseconds";
@@ -79,7 +79,7 @@ impl Server {
             }
         };
         let Ended { status, buffers } = ended.unwrap_or_else(|status| Ended { status, buffers: Vec::new() });
-        Reply { status, launches: 0, leaked_bytes: 0, buffers }
+        Reply { status, launches: 0, pool: PoolUse::default(), buffers }
     }
 }
 

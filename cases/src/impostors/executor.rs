@@ -12,7 +12,7 @@ use super::storing::{HONEST_STORE, store};
 use super::{Behaviour, Impostor};
 use crate::executor::device_side::Devices;
 use crate::executor::protocol::{AttentionCall, Status};
-use crate::executor::{Executor, Job, Operation, Outcome, Reply};
+use crate::executor::{Executor, Job, Operation, Outcome, PoolUse, Reply};
 use crate::session::recorder::Recorder;
 
 /// Answers as an impostor does, or rightly.
@@ -86,7 +86,7 @@ fn computed(impostor: Option<&Impostor>, job: &Job) -> Reply {
     Reply {
         status: Status::Completed,
         launches: 1,
-        leaked_bytes: 0,
+        pool: PoolUse::default(),
         buffers: returned.map(|(_, bytes)| bytes).collect(),
     }
 }

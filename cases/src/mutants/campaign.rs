@@ -24,6 +24,7 @@ use super::engine::{Engine, EngineError, Learnt};
 use super::outcome::{Counts, Record};
 use super::progress::Progress;
 use super::report::{Directory, JournalError, elements, matrix, unused_checks};
+use super::reviewed;
 use super::select::Selection;
 use super::serve::Setup;
 use super::trial::Workers;
@@ -114,7 +115,12 @@ impl Campaign {
         let info = SimtDevice::new(SimtOptions::new(sources.clone()))?.info();
         let small = candidates(self.tier, &self.arms, &info)?;
         let checks = if self.thorough { small } else { choose(&small) };
-        let changes = self.selection.apply(change::all(sources, &checks)?);
+        let changes = self.selection.apply(change::all(sources, &checks)?, &|change| match change {
+            Change::Kernel(mutant) => {
+                reviewed::reason(mutant, sources.get(&mutant.file).unwrap_or_default()).is_some()
+            }
+            Change::Launch(_) => false,
+        });
         let files: BTreeSet<&str> = changes.iter().map(Change::file).collect();
         let needed = checks.into_iter().filter(|check| is_needed(check, sources, &files)).collect();
         Ok((changes, needed))

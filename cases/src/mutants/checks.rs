@@ -188,6 +188,7 @@ fn features_of(check: &Check) -> BTreeSet<String> {
     of_arm(format!("group {}", problem.num_q_heads / problem.num_kv_heads));
     of_arm(format!("page {}", problem.page_size));
     of_arm(format!("{} {}", problem.layout.name(), problem.packing.name()));
+    of_arm(format!("padding {:?}", problem.padding));
     of_arm(format!("{} {}", problem.op.name(), problem.options.causal));
     let tile_ends = problem.kv_lens.iter().map(|len| match (*len, len % 64) {
         (0, _) => "no key".to_owned(),
@@ -195,6 +196,7 @@ fn features_of(check: &Check) -> BTreeSet<String> {
         (_, 1 | 63) => format!("tile end {}", len % 64),
         (len, _) if len < 16 => "short".to_owned(),
         (len, _) if len < 64 => "one tile".to_owned(),
+        (len, _) if len >= 2048 => "more splits than are merged at once".to_owned(),
         _ => "several tiles".to_owned(),
     });
     tile_ends.for_each(&mut of_arm);

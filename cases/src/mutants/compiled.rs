@@ -86,11 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_comments_do_not_count_but_one_operator_does() {
+    fn comments_do_not_count_but_one_operator_does() {
         let embedded = SourceSet::embedded();
         let text = embedded.get(SPEC_FILE).unwrap();
         let plain = fingerprint(text);
-        assert_eq!(fingerprint(&format!("\n\n// moved\n{text}")), plain);
+        // Barriers carry their line, so lines have to stay.
+        assert_eq!(fingerprint(&text.replacen("// ", "// in other words: ", 1)), plain);
         let changed = text.replacen("max == negative_infinity()", "max != negative_infinity()", 1);
         assert_ne!(changed, text);
         assert_ne!(fingerprint(&changed), plain);

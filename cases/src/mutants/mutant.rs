@@ -41,12 +41,15 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    /// The file with the change made.
+    /// The file with the change made. What follows stays on its line: machine code may contain line numbers.
     #[must_use]
     pub fn apply(&self, text: &str) -> String {
-        let mut changed = String::with_capacity(text.len() + self.replacement.len());
+        let lines = |text: &str| text.matches('\n').count();
+        let lost = lines(&self.original).saturating_sub(lines(&self.replacement));
+        let mut changed = String::with_capacity(text.len() + self.replacement.len() + lost);
         changed.push_str(&text[..self.from]);
         changed.push_str(&self.replacement);
+        changed.push_str(&"\n".repeat(lost));
         changed.push_str(&text[self.to..]);
         changed
     }
@@ -104,6 +107,14 @@ fn one_line(text: &str) -> String {
 mod tests {
     use super::super::discover::mutants_of;
     use super::*;
+
+    #[test]
+    fn what_follows_a_change_stays_on_its_line() {
+        let text = "void f() {\n    a(1,\n      2);\n    b();\n}\n";
+        let mutants = mutants_of("f.cu", text).unwrap();
+        let dropped = mutants.iter().find(|mutant| mutant.original.starts_with("a(1")).unwrap();
+        assert_eq!(dropped.apply(text), "void f() {\n    ;\n\n    b();\n}\n");
+    }
 
     #[test]
     fn a_diff_has_its_context_and_both_lines() {

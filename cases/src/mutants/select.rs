@@ -50,9 +50,9 @@ pub struct Selection {
 
 impl Selection {
     /// The chosen mutants: in the order of their places, or in the order in which they were drawn, so that a run that
-    /// ends early has tried a fair part.
+    /// ends early has tried a fair part. What is drawn only to fill up is nothing that `is_reviewed`: that it survives is known.
     #[must_use]
-    pub fn apply(&self, changes: Vec<Change>) -> Vec<Change> {
+    pub fn apply(&self, changes: Vec<Change>, is_reviewed: &dyn Fn(&Change) -> bool) -> Vec<Change> {
         let listed = |list: &[String], value: &str| list.is_empty() || list.iter().any(|item| item == value);
         let (mut chosen, mut others): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(|change| {
             listed(&self.files, change.file())
@@ -68,6 +68,7 @@ impl Selection {
             chosen = chosen.into_iter().skip(index - 1).step_by(count).collect();
         }
         if chosen.len() < self.at_least {
+            others.retain(|change| !is_reviewed(change));
             others = drawn(others, self.seed);
             others.truncate(self.at_least - chosen.len());
             chosen.append(&mut others);
@@ -222,25 +223,29 @@ mod tests {
     #[test]
     fn a_draw_is_stable_under_edits_elsewhere() {
         let select = |sample, seed| Selection { sample: Some(sample), seed, ..Selection::default() };
-        let before = what(&select(5, 7).apply(changes(TEXT)));
+        let before = what(&select(5, 7).apply(changes(TEXT), &|_| false));
         assert_eq!(before.len(), 5);
         let moved = format!("int g(int c) {{\n    return c / 2;\n}}\n\n{TEXT}");
-        let after: Vec<String> = what(&select(usize::MAX, 7).apply(changes(&moved)));
+        let after: Vec<String> = what(&select(usize::MAX, 7).apply(changes(&moved), &|_| false));
         let of_f: Vec<String> = after.into_iter().filter(|m| m.starts_with('f')).take(5).collect();
         assert_eq!(of_f, before, "the same five, in the same order");
-        assert_ne!(what(&select(5, 8).apply(changes(TEXT))), before, "another seed draws others");
+        assert_ne!(what(&select(5, 8).apply(changes(TEXT), &|_| false)), before, "another seed draws others");
     }
 
     #[test]
     fn what_is_missing_is_drawn_from_the_others() {
         let all = changes(TEXT);
         let ids = vec![all[3].id()];
-        let few = Selection { ids, at_least: 4, ..Selection::default() }.apply(all.clone());
+        let few = Selection { ids, at_least: 4, ..Selection::default() }.apply(all.clone(), &|_| false);
         assert_eq!(few.len(), 4);
         assert_eq!(few[0], all[3], "what was asked for comes first");
         let distinct: BTreeSet<String> = few.iter().map(Change::id).collect();
         assert_eq!(distinct.len(), 4);
-        let enough = Selection { at_least: 4, ..Selection::default() }.apply(all.clone());
+        let ids = vec![all[3].id()];
+        let reviewed = |change: &Change| *change == few[1];
+        let without = Selection { ids, at_least: 4, ..Selection::default() }.apply(all.clone(), &reviewed);
+        assert!(without.len() == 4 && !without.contains(&few[1]), "it is known to survive");
+        let enough = Selection { at_least: 4, ..Selection::default() }.apply(all.clone(), &|_| true);
         assert_eq!(enough, all);
     }
 

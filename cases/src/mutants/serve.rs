@@ -13,7 +13,7 @@ use kernels::source::SourceSet;
 use super::launch::{LaunchMutant, MutatingDevice};
 use crate::executor::device_side::Devices;
 use crate::executor::protocol::{Reply, Status, read_job, write_reply};
-use crate::executor::{DeviceSpec, Job};
+use crate::executor::{DeviceSpec, Job, PoolUse};
 
 /// What the worker of one mutant runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn serve(setup: &Setup, input: impl Read, mut output: impl Write) -> io::Res
 
 fn failed(message: &str) -> Reply {
     let status = Status::Environment { message: message.to_owned() };
-    Reply { status, launches: 0, leaked_bytes: 0, buffers: Vec::new() }
+    Reply { status, launches: 0, pool: PoolUse::default(), buffers: Vec::new() }
 }
 
 fn device<'a>(

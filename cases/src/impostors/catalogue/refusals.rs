@@ -62,7 +62,7 @@ pub(super) fn impostors() -> Vec<Impostor> {
         })
         .blunt(),
         replying("keeps-memory", "does not give its scratch back", must_serve, |_, reply| {
-            reply.leaked_bytes = 256;
+            reply.pool.after_bytes = reply.pool.before_bytes + 256;
         })
         .blunt(),
     ]
