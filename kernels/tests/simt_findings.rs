@@ -258,6 +258,13 @@ fn a_copy_reads_only_what_it_is_told_and_pads_with_zero() {
     assert!(finding.message.contains("8-byte cp.async read"), "{}", finding.message);
 }
 
+#[test]
+fn an_index_beyond_a_lanes_own_array_is_named() {
+    let finding = fault("beyond_own_array", WARP, FindingKind::OutOfBounds);
+    assert_eq!(finding.site, line(FILE, "beyond own"));
+    assert!(finding.message.contains("index 4 of an array float [4] by lane"), "{}", finding.message);
+}
+
 #[rstest]
 #[case("different_barriers", BLOCK, "barrier two", Some("barrier one"), "different __syncthreads")]
 #[case(

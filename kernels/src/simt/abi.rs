@@ -2,7 +2,7 @@
 //!
 //! The layouts are mirrored in `shim.cpp`, which checks the table's size when a library is attached.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use super::block::{Block, Wait};
 use super::fiber::LaneYielder;
@@ -70,6 +70,7 @@ pub(super) struct Table {
     pub atomic32: unsafe extern "C" fn(*mut Lane, i32, i32, *mut c_void, u32, u32, usize) -> u32,
     pub atomic64: unsafe extern "C" fn(*mut Lane, i32, i32, *mut c_void, u64, u64, usize) -> u64,
     pub atomic_check: unsafe extern "C" fn(*mut Lane, *const c_void, u32, usize),
+    pub beyond_array: unsafe extern "C" fn(*mut Lane, usize, *const c_char, usize),
     pub cp_async: unsafe extern "C" fn(*mut Lane, *mut c_void, *const c_void, i32, i32, usize),
     pub cp_commit: unsafe extern "C" fn(*mut Lane),
     pub cp_wait: unsafe extern "C" fn(*mut Lane, i32, usize),

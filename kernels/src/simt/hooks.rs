@@ -3,7 +3,7 @@
 //! They may suspend the lane. A lane that is suspended for good is dropped without unwinding, so no frame here may
 //! own anything at a suspension point.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::io;
 use std::sync::OnceLock;
 
@@ -51,6 +51,7 @@ pub(super) fn table() -> io::Result<&'static Table> {
             atomic32,
             atomic64,
             atomic_check,
+            beyond_array,
             cp_async,
             cp_commit,
             cp_wait,
@@ -277,6 +278,24 @@ unsafe extern "C" fn atomic_check(lane: *mut Lane, address: *const c_void, bytes
             }
         };
         after_access(lane, ok);
+    }
+}
+
+/// The lane is about to touch an element that its array does not have. It gets no further: where the access would land is
+/// the compiler's business.
+unsafe extern "C" fn beyond_array(lane: *mut Lane, index: usize, array: *const c_char, pc: usize) {
+    // SAFETY: as above; the name is a literal that the compiler made.
+    unsafe {
+        {
+            let (block, record, pc) = parts(lane, pc);
+            let who = block.describe_lane(record.linear);
+            block.stop(FindingKind::OutOfBounds, pc, 0, || {
+                // An index of a narrower type arrives sign-extended.
+                let (index, array) = (index as isize, CStr::from_ptr(array).to_string_lossy());
+                format!("index {index} of an array {} by {who}", array.trim_matches('\''))
+            });
+        }
+        suspend(lane);
     }
 }
 

@@ -44,6 +44,7 @@ struct Table {
   unsigned (*atomic32)(Lane*, int, int, void*, unsigned, unsigned, uintptr);
   u64 (*atomic64)(Lane*, int, int, void*, u64, u64, uintptr);
   void (*atomic_check)(Lane*, const void*, unsigned, uintptr);
+  void (*beyond_array)(Lane*, uintptr index, const char* array, uintptr);
   void (*cp_async)(Lane*, void*, const void*, int, int, uintptr);
   void (*cp_commit)(Lane*);
   void (*cp_wait)(Lane*, int, uintptr);
@@ -244,6 +245,23 @@ ATOMICS(8, unsigned char)
 ATOMICS(16, unsigned short)
 ATOMICS(32, unsigned)
 ATOMICS(64, u64)
+// ---- hook of -fsanitize=bounds: an index beyond an array of known length, such as a thread's own ----
+
+// As the compiler lays them out; only what is read here.
+struct ArrayType {
+  unsigned short kind, info;
+  char name[1];
+};
+struct BeyondArray {
+  const char* file;
+  unsigned line, column;
+  const ArrayType* array;
+  const void* index_type;
+};
+HIDDEN void __ubsan_handle_out_of_bounds(const BeyondArray* what, uintptr index) {
+  table.beyond_array(LANE, index, what->array->name, PC);
+}
+
 HIDDEN void __tsan_atomic_thread_fence(int) {}
 HIDDEN void __tsan_atomic_signal_fence(int) {}
 
