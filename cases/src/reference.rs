@@ -60,7 +60,7 @@ pub fn bound_model(case: &Case, inputs: &Inputs, arm: &str) -> BoundModel {
     BoundModel {
         p_underflow,
         grid_inputs: inputs.exact_products,
-        sign_symmetric_v: matches!(case.data, Data::Random | Data::Outlier | Data::Grid),
+        sign_symmetric_v: matches!(case.data, Data::Random | Data::Outlier | Data::Lopsided | Data::Grid),
         ..model
     }
 }

@@ -18,6 +18,9 @@ pub enum Data {
     Needle(NeedleAt),
     /// Random, with a few K channels fifteen times larger, as in real models.
     Outlier,
+    /// Random, with one huge dim of q where K is zero: the other dims decide, and must survive beside it in whatever format
+    /// q is brought to.
+    Lopsided,
     /// Random, with NaN in the first key of every request: in one dim of V of the first KV head, and in K of the last
     /// one if there are several. Every row that has keys must see it.
     NanKey,
@@ -61,6 +64,7 @@ impl fmt::Display for Data {
             Self::Needle(NeedleAt::PageEnd) => f.write_str("needle:page-end"),
             Self::Needle(NeedleAt::Key(key)) => write!(f, "needle:{key}"),
             Self::Outlier => f.write_str("outlier"),
+            Self::Lopsided => f.write_str("lopsided"),
             Self::NanKey => f.write_str("nan-key"),
             Self::Subnormal => f.write_str("subnormal"),
             Self::Edges => f.write_str("edges"),
@@ -72,7 +76,7 @@ impl fmt::Display for Data {
 impl Data {
     /// Accepted spellings, for messages.
     pub const ACCEPTED: &str = "random, grid, uniform-q0, head-id, needle, needle:first, needle:page-end, needle:KEY, \
-                                outlier, nan-key, subnormal, edges, real:layer0, real:layer12, real:layer29";
+                                outlier, lopsided, nan-key, subnormal, edges, real:layer0, real:layer12, real:layer29";
 
     /// Parses a generator's name; `None` when there is no such generator.
     #[must_use]
@@ -83,6 +87,7 @@ impl Data {
             "uniform-q0" => Self::UniformQ0,
             "head-id" => Self::HeadId,
             "outlier" => Self::Outlier,
+            "lopsided" => Self::Lopsided,
             "nan-key" => Self::NanKey,
             "subnormal" => Self::Subnormal,
             "edges" => Self::Edges,

@@ -167,6 +167,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(Data::UniformQ0),
         Just(Data::HeadId),
         Just(Data::Outlier),
+        Just(Data::Lopsided),
         Just(Data::NanKey),
         Just(Data::Subnormal),
         prop_oneof![

@@ -134,6 +134,7 @@ pub(super) fn data(case: &Case) -> Vec<String> {
         }
         Data::Needle(NeedleAt::Key(_)) => "one key outweighs all others; V spells page, slot and head",
         Data::Outlier => "normal, with a few channels of K fifteen times larger",
+        Data::Lopsided => "normal, with one huge dim of q where K is zero: the others must survive beside it",
         Data::NanKey => "normal, with NaN in the first key of every request: it must reach the output",
         Data::Subnormal => "normal q and K; V holds subnormal codes only",
         Data::Edges => {

@@ -45,6 +45,7 @@ impl RequestValues {
             // New rows of a store are made elsewhere.
             Data::Random | Data::Edges => plain,
             Data::Outlier => plain.with_outliers(),
+            Data::Lopsided => plain.lopsided(case),
             Data::NanKey => plain.with_nan(),
             Data::Subnormal => plain.subnormal(case),
             Data::Grid => Self::grid(case),
@@ -64,6 +65,25 @@ impl RequestValues {
                 }
             }
         }
+        self
+    }
+
+    /// Some rows and heads keep their own first dim: those of a block need not agree. The dims that decide are the even
+    /// ones of every other request and the odd ones of the rest, for a kernel that looks at pairs.
+    fn lopsided(mut self, case: &Case) -> Self {
+        let huge = if case.problem.query_format == Format::F16 { 2.0_f32.powi(15) } else { 2.0_f32.powi(60) };
+        let lens = case.problem.query_lens.iter().enumerate();
+        let request: Vec<usize> =
+            lens.flat_map(|(request, len)| std::iter::repeat_n(request, *len)).collect();
+        for ((row, head, dim), q) in self.query.indexed_iter_mut() {
+            if dim % 2 != request[row] % 2 {
+                *q = 0.0;
+            }
+            if dim == 0 && (row + head) % 3 != 2 {
+                *q = huge;
+            }
+        }
+        self.keys.iter_mut().for_each(|keys| keys.index_axis_mut(Axis(2), 0).fill(0.0));
         self
     }
 
