@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, BufWriter, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -87,13 +87,14 @@ impl Worker {
     }
 
     fn start(&self) -> io::Result<Running> {
-        let mut process = Command::new(&self.binary)
+        let mut command = Command::new(&self.binary);
+        command
             .args(&self.arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+            .stderr(Stdio::piped());
+        let mut process = spawn_lasting(command)?;
         let (stdin, stdout, stderr) = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             return Err(io::Error::other("a child with piped streams has all three"));
@@ -103,6 +104,28 @@ impl Worker {
         let errors = Some(std::thread::spawn(move || last_lines(stderr)));
         Ok(Running { process, stdin: BufWriter::new(stdin), replies, errors })
     }
+}
+
+/// Starts a process from a thread that ends with this program only.
+///
+/// To Linux the parent in [`live_with_parent`] is the *thread* that started the process: a worker that is handed on would be
+/// killed when the thread that first used it ends, and its next job would look like a crash.
+fn spawn_lasting(command: Command) -> io::Result<Child> {
+    type Request = (Command, Sender<io::Result<Child>>);
+    static REQUESTS: LazyLock<Sender<Request>> = LazyLock::new(|| {
+        let (sender, requests) = channel::<Request>();
+        std::thread::spawn(move || {
+            for (mut command, answer) in requests {
+                // Who asked has gone if this fails; the process then goes with it, since its pipes close.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        sender
+    });
+    let ended = || io::Error::other("the thread that starts workers has ended");
+    let (sender, answer) = channel();
+    REQUESTS.send((command, sender)).map_err(|_| ended())?;
+    answer.recv().map_err(|_| ended())?
 }
 
 impl Executor for Worker {
