@@ -5,6 +5,34 @@
 //! kernels, [`Coverage`](coverage::Coverage) tells which of them execute what a mutant changes, and
 //! [`Campaign`](campaign::Campaign) tries one mutant after the other.
 
+/// An enum of mistakes, each with its name on the command line and in reports, and what it does on one line.
+macro_rules! named_kinds {
+    ($(#[$doc:meta])* $kinds:ident: $($variant:ident, $name:literal, $summary:literal;)*) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $kinds {
+            $(#[doc = $summary] $variant,)*
+        }
+
+        impl $kinds {
+            /// Every one, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The name on the command line and in reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// What it does, on one line.
+            #[must_use]
+            pub const fn summary(self) -> &'static str {
+                match self { $(Self::$variant => $summary,)* }
+            }
+        }
+    };
+}
+
 pub mod baseline;
 pub mod campaign;
 pub mod canary;

@@ -8,6 +8,7 @@ pub mod decode;
 pub mod dense;
 pub mod device;
 pub mod error;
+mod forward;
 pub mod instances;
 pub mod launch;
 pub mod mma;

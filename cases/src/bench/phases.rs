@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use kernels::device::{
-    Device, DeviceInfo, DevicePtr, DeviceRef, DeviceResult, EventId, GraphId, KernelId, LaunchConfig,
-    PoolBytes, StreamId,
+    Device, DevicePtr, DeviceRef, DeviceResult, EventId, KernelId, LaunchConfig, StreamId,
 };
 use kernels::launch::paged_attention_with;
 use kernels::source::KernelSpec;
@@ -85,15 +84,6 @@ impl TimedDevice {
 }
 
 impl Device for TimedDevice {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-    fn create_stream(&self) -> DeviceResult<StreamId> {
-        self.inner.create_stream()
-    }
-    fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.destroy_stream(stream)
-    }
     fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceResult<DevicePtr> {
         self.on_host("alloc", || self.inner.alloc(bytes, stream))
     }
@@ -102,9 +92,6 @@ impl Device for TimedDevice {
     }
     fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
         self.between("table", stream, || self.inner.copy_to_device(dst, src, stream))
-    }
-    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
-        self.inner.copy_to_host(dst, src, stream)
     }
     fn copy_on_device(
         &self,
@@ -133,44 +120,11 @@ impl Device for TimedDevice {
         let name = lock(&self.entries).get(&kernel.0).copied().unwrap_or("launch");
         self.between(name, stream, || self.inner.launch(kernel, config, params, stream))
     }
-    fn launch_counts(&self) -> Vec<(String, u64)> {
-        self.inner.launch_counts()
-    }
-    fn create_event(&self) -> DeviceResult<EventId> {
-        self.inner.create_event()
-    }
-    fn destroy_event(&self, event: EventId) -> DeviceResult<()> {
-        self.inner.destroy_event(event)
-    }
-    fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
-        self.inner.record_event(event, stream)
-    }
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DeviceResult<()> {
-        self.inner.wait_event(stream, event)
-    }
-    fn elapsed_ms(&self, start: EventId, end: EventId) -> DeviceResult<f32> {
-        self.inner.elapsed_ms(start, end)
-    }
-    fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.begin_capture(stream)
-    }
-    fn end_capture(&self, stream: StreamId) -> DeviceResult<GraphId> {
-        self.inner.end_capture(stream)
-    }
-    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> DeviceResult<()> {
-        self.inner.launch_graph(graph, stream)
-    }
-    fn destroy_graph(&self, graph: GraphId) -> DeviceResult<()> {
-        self.inner.destroy_graph(graph)
-    }
-    fn pool(&self) -> DeviceResult<PoolBytes> {
-        self.inner.pool()
-    }
-    fn reset_high_water(&self) -> DeviceResult<()> {
-        self.inner.reset_high_water()
-    }
-    fn synchronize(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.synchronize(stream)
+
+    kernels::forward_device! { inner:
+        info create_stream destroy_stream copy_to_host launch_counts create_event destroy_event
+        record_event wait_event elapsed_ms begin_capture end_capture launch_graph destroy_graph pool
+        reset_high_water synchronize
     }
 }
 

@@ -5,40 +5,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kernels::device::{
-    Device, DeviceInfo, DevicePtr, DeviceResult, EventId, GraphId, KernelId, LaunchConfig, PoolBytes,
-    StreamId,
-};
+use kernels::device::{Device, DevicePtr, DeviceResult, KernelId, LaunchConfig, StreamId};
 use kernels::source::KernelSpec;
 
-macro_rules! changes {
-    ($($variant:ident, $name:literal, $summary:literal;)*) => {
-        /// A wrong way to launch a kernel or to handle its scratch.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum LaunchChange {
-            $(#[doc = $summary] $variant,)*
-        }
-
-        impl LaunchChange {
-            /// Every change.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The name in lists and on the command line.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// What it does, on one line.
-            #[must_use]
-            pub const fn summary(self) -> &'static str {
-                match self { $(Self::$variant => $summary,)* }
-            }
-        }
-    };
-}
-
-changes! {
+named_kinds! {
+    /// A wrong way to launch a kernel or to handle its scratch.
+    LaunchChange:
     GridLess, "grid-less", "launches one block along x less";
     GridMore, "grid-more", "launches one block along x more";
     GridSwapped, "grid-swapped", "swaps the grid's x and y";
@@ -214,85 +186,9 @@ impl<D: Device + ?Sized> Device for MutatingDevice<D> {
         self.inner.launch(kernel, config, params, stream)
     }
 
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    fn create_stream(&self) -> DeviceResult<StreamId> {
-        self.inner.create_stream()
-    }
-
-    fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.destroy_stream(stream)
-    }
-
-    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
-        self.inner.copy_to_host(dst, src, stream)
-    }
-
-    fn copy_on_device(
-        &self,
-        dst: DevicePtr,
-        src: DevicePtr,
-        bytes: u64,
-        stream: StreamId,
-    ) -> DeviceResult<()> {
-        self.inner.copy_on_device(dst, src, bytes, stream)
-    }
-
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> DeviceResult<()> {
-        self.inner.memset(dst, value, bytes, stream)
-    }
-
-    fn launch_counts(&self) -> Vec<(String, u64)> {
-        self.inner.launch_counts()
-    }
-
-    fn create_event(&self) -> DeviceResult<EventId> {
-        self.inner.create_event()
-    }
-
-    fn destroy_event(&self, event: EventId) -> DeviceResult<()> {
-        self.inner.destroy_event(event)
-    }
-
-    fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
-        self.inner.record_event(event, stream)
-    }
-
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DeviceResult<()> {
-        self.inner.wait_event(stream, event)
-    }
-
-    fn elapsed_ms(&self, start: EventId, end: EventId) -> DeviceResult<f32> {
-        self.inner.elapsed_ms(start, end)
-    }
-
-    fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.begin_capture(stream)
-    }
-
-    fn end_capture(&self, stream: StreamId) -> DeviceResult<GraphId> {
-        self.inner.end_capture(stream)
-    }
-
-    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> DeviceResult<()> {
-        self.inner.launch_graph(graph, stream)
-    }
-
-    fn destroy_graph(&self, graph: GraphId) -> DeviceResult<()> {
-        self.inner.destroy_graph(graph)
-    }
-
-    fn pool(&self) -> DeviceResult<PoolBytes> {
-        self.inner.pool()
-    }
-
-    fn reset_high_water(&self) -> DeviceResult<()> {
-        self.inner.reset_high_water()
-    }
-
-    fn synchronize(&self, stream: StreamId) -> DeviceResult<()> {
-        self.inner.synchronize(stream)
+    kernels::forward_device! { inner:
+        info create_stream destroy_stream copy_to_host copy_on_device memset launch_counts create_event
+        destroy_event record_event wait_event elapsed_ms begin_capture end_capture launch_graph
+        destroy_graph pool reset_high_water synchronize
     }
 }

@@ -123,28 +123,12 @@ fn grouped(site: &Site<'_>) -> String {
 
 macro_rules! operators {
     ($($variant:ident, $name:literal, $summary:literal, $edits:path;)*) => {
-        /// A kind of mutant.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Operator {
-            $(#[doc = $summary] $variant,)*
+        named_kinds! {
+            /// A kind of mutant. In the order in which mutants of one place are made.
+            Operator: $($variant, $name, $summary;)*
         }
 
         impl Operator {
-            /// Every operator, in the order in which mutants of one place are made.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The name on the command line and in reports.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-
-            /// What it does, on one line.
-            #[must_use]
-            pub const fn summary(self) -> &'static str {
-                match self { $(Self::$variant => $summary,)* }
-            }
-
             pub(super) fn edits(self, site: &Site<'_>) -> Vec<Edit> {
                 match self { $(Self::$variant => $edits(site),)* }
             }
