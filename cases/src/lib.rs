@@ -29,6 +29,7 @@ pub mod report;
 pub mod run;
 pub mod seeds;
 pub mod session;
+pub mod shard;
 pub mod shares;
 pub mod shrink;
 pub mod support;

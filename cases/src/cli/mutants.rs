@@ -17,8 +17,9 @@ use crate::mutants::change::Change;
 use crate::mutants::launch::LaunchMutant;
 use crate::mutants::operators::Operator;
 use crate::mutants::outcome::{Outcome, per_hour};
-use crate::mutants::select::{Selection, Shard, changed_lines};
+use crate::mutants::select::{Selection, changed_lines};
 use crate::mutants::serve::{Setup, serve};
+use crate::shard::Shard;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

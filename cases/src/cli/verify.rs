@@ -17,6 +17,7 @@ use crate::events::Consumer;
 use crate::filter::Filter;
 use crate::ledger::Ledger;
 use crate::session::{Demand, Item, Session, arms_of};
+use crate::shard::Shard;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -75,25 +76,6 @@ pub(super) struct Verify {
     shares: ShareOptions,
     #[command(flatten)]
     pub(super) output: OutputOptions,
-}
-
-/// The K-th of N parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shard {
-    index: usize,
-    count: usize,
-}
-
-impl std::str::FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
-        match parsed {
-            Some((index, count)) if (1..=count).contains(&index) => Ok(Self { index, count }),
-            _ => Err("accepted: K/N with 1 ≤ K ≤ N".to_owned()),
-        }
-    }
 }
 
 impl Verify {
@@ -179,8 +161,8 @@ impl Verify {
                 });
             }
         }
-        if let Some(Shard { index, count }) = self.shard {
-            items = items.into_iter().skip(index - 1).step_by(count).collect();
+        if let Some(shard) = self.shard {
+            items = shard.of(items);
         }
         Ok(items)
     }

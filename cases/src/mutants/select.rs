@@ -5,27 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use sha2::{Digest, Sha256};
 
 use super::change::Change;
-
-/// The K-th of N parts, both from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// K.
-    pub index: usize,
-    /// N.
-    pub count: usize,
-}
-
-impl std::str::FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
-        match parsed {
-            Some((index, count)) if (1..=count).contains(&index) => Ok(Self { index, count }),
-            _ => Err("accepted: K/N with 1 ≤ K ≤ N".to_owned()),
-        }
-    }
-}
+use crate::shard::Shard;
 
 /// Which mutants a run is about.
 #[derive(Clone, Debug, Default)]
@@ -64,8 +44,8 @@ impl Selection {
             chosen = drawn(chosen, self.seed);
             chosen.truncate(count);
         }
-        if let Some(Shard { index, count }) = self.shard {
-            chosen = chosen.into_iter().skip(index - 1).step_by(count).collect();
+        if let Some(shard) = self.shard {
+            chosen = shard.of(chosen);
         }
         if chosen.len() < self.at_least {
             others.retain(|change| !is_reviewed(change));
@@ -257,13 +237,5 @@ mod tests {
         let lines = changed_lines(diff);
         assert_eq!(lines.keys().collect::<Vec<_>>(), ["store.cu"]);
         assert_eq!(lines["store.cu"].iter().copied().collect::<Vec<_>>(), [10, 11, 40, 41]);
-    }
-
-    #[test]
-    fn shards_are_written_k_of_n() {
-        assert_eq!("2/3".parse(), Ok(Shard { index: 2, count: 3 }));
-        for wrong in ["0/3", "4/3", "1", "a/b", "1/0"] {
-            assert!(wrong.parse::<Shard>().is_err(), "{wrong}");
-        }
     }
 }
