@@ -15,7 +15,7 @@ use crate::executor::DeviceSpec;
 use crate::executor::device_side::Devices;
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{Variant, attention_job, store_job};
-use crate::problem::Op;
+use crate::problem::{Op, Problem};
 use crate::run::STORE_ARM;
 use crate::session::recorder::Recorder;
 use crate::session::{Item, arms_of};
@@ -190,16 +190,7 @@ fn features_of(check: &Check) -> BTreeSet<String> {
     of_arm(format!("{} {}", problem.layout.name(), problem.packing.name()));
     of_arm(format!("padding {:?}", problem.padding));
     of_arm(format!("{} {}", problem.op.name(), problem.options.causal));
-    let tile_ends = problem.kv_lens.iter().map(|len| match (*len, len % 64) {
-        (0, _) => "no key".to_owned(),
-        (_, 0) => "full tile".to_owned(),
-        (_, 1 | 63) => format!("tile end {}", len % 64),
-        (len, _) if len < 16 => "short".to_owned(),
-        (len, _) if len < 64 => "one tile".to_owned(),
-        (len, _) if len >= 2048 => "more splits than are merged at once".to_owned(),
-        _ => "several tiles".to_owned(),
-    });
-    tile_ends.for_each(&mut of_arm);
+    key_lengths(problem).chain([query_rows(problem), row_widths(problem)]).for_each(&mut of_arm);
     for kernel in &check.kernels {
         let value =
             |name: &str| kernel.defines.iter().find(|(n, _)| *n == name).map_or("", |(_, v)| v.as_str());
@@ -214,6 +205,54 @@ fn features_of(check: &Check) -> BTreeSet<String> {
         ));
     }
     features
+}
+
+/// How the batch's keys end in tiles of 64, and how many tiles a pipeline over them sees.
+fn key_lengths(problem: &Problem) -> impl Iterator<Item = String> {
+    problem.kv_lens.iter().flat_map(|len| {
+        let end = match (*len, len % 64) {
+            (0, _) => "no key".to_owned(),
+            (_, 0) => "full tile".to_owned(),
+            (_, 1 | 63) => format!("tile end {}", len % 64),
+            (len, _) if len < 16 => "short".to_owned(),
+            (len, _) if len < 64 => "one tile".to_owned(),
+            (len, _) if len >= 2048 => "more splits than are merged at once".to_owned(),
+            _ => "several tiles".to_owned(),
+        };
+        // Two buffers take turns from the third tile on, four places of key rows from the fifth.
+        let tiles = match len.div_ceil(64) {
+            0..3 => "one or two tiles",
+            3..5 => "three or four tiles",
+            _ => "five tiles or more",
+        };
+        [end, tiles.to_owned()]
+    })
+}
+
+/// How the rows of a KV head fill warps and blocks, and whether requests differ in how many blocks they need.
+fn query_rows(problem: &Problem) -> String {
+    let group = problem.num_q_heads / problem.num_kv_heads.max(1);
+    let blocks = |len: usize| (len * group).div_ceil(128);
+    let longest = problem.query_lens.iter().copied().max().unwrap_or(0);
+    let rows = match longest * group {
+        0..=16 => "up to 16",
+        17..=31 => "up to 31",
+        // From here on a warp of the prefill kernels has all of its rows.
+        32..=64 => "up to 64",
+        65..=128 => "up to 128",
+        _ => "more than 128",
+    };
+    let uneven = problem.query_lens.iter().any(|len| blocks(*len) != blocks(longest));
+    format!("{rows} rows, uneven {uneven}")
+}
+
+/// The widest accesses that suit a row of K and a row of V.
+fn row_widths(problem: &Problem) -> String {
+    let width = |dim: usize| {
+        let bytes = dim * problem.cache_format.size_bytes();
+        (1_usize << bytes.trailing_zeros()).min(16)
+    };
+    format!("rows of {} and {}", width(problem.head_dim), width(problem.head_dim_v))
 }
 
 #[cfg(test)]
@@ -236,7 +275,7 @@ mod tests {
     }
 
     const SMALL: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
-    const SAME_BUT_LARGE: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[40] kv=[60] seed=1";
+    const SAME_BUT_LARGE: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[8] kv=[60] seed=1";
     const WINDOWED: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal win=7,- q=[4] kv=[40] seed=1";
     const OTHER_FORMAT: &str = "prefill bf16 kv=e4m3 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
 

@@ -149,7 +149,11 @@ float ldexpf(float, int);
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fdiv_rn(float a, float b) { return a / b; }
+// A card's division gives every NaN the same bits; a host's keeps the sign and payload of an operand.
+static inline float __fdiv_rn(float a, float b) {
+  const float quotient = a / b;
+  return quotient == quotient ? quotient : __uint_as_float(0x7fffffffu);
+}
 static inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 static inline float __frcp_rn(float a) { return 1.0f / a; }
 static inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -36,6 +36,19 @@ fn arithmetic_and_comparisons() {
     check(Operator::Arithmetic, "x += a;", &["x -= a;"]);
     check(Operator::Bitwise, "x = a >> 4;", &["x = a << 4;"]);
     check(Operator::Boundary, "x = a < b;", &["x = a <= b;"]);
+    // A choice between what is compared is the same at the boundary, also through a guard, a cast or a common term.
+    check(Operator::Boundary, "x = a < b ? a : b;", &[]);
+    check(Operator::Boundary, "x = a > b ? b : a;", &[]);
+    check(Operator::Boundary, "x = a != a || a > b ? a : b;", &[]);
+    check(Operator::Boundary, "x = a + n < b ? a + n - 1 : b - 1;", &[]);
+    check(Operator::Boundary, "x = a < b ? static_cast<i32>(a) : b;", &[]);
+    check(Operator::Boundary, "x = a < b ? c : b;", &["x = a <= b ? c : b;"]);
+    check(Operator::Boundary, "x = (a < b) == c ? a : b;", &["x = (a <= b) == c ? a : b;"]);
+    check(
+        Operator::Boundary,
+        "x = c ? a < b : b < a;",
+        &["x = c ? a <= b : b < a;", "x = c ? a < b : b <= a;"],
+    );
     check(Operator::Equality, "x = a == b;", &["x = a != b;"]);
     check(Operator::Logical, "x = a && !b;", &["x = a || !b;", "x = a && b;"]);
 }
