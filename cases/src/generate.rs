@@ -154,6 +154,7 @@ fn shape(draw: &mut Draw, op: Op) -> Problem {
         layout: draw.pick(&CacheLayout::ALL),
         packing,
         padding: padding(draw),
+        v_padding: None,
         options: Options::default(),
         k_scale: if fp8 { scale(draw, num_kv_heads) } else { Scale::default() },
         v_scale: if fp8 { scale(draw, num_kv_heads) } else { Scale::default() },

@@ -15,7 +15,7 @@ pub use values::head_value;
 pub(crate) use values::{needle_address, needle_position, needle_value};
 
 use ndarray::Array3;
-use oracle::{CacheShape, CacheViews, Format, OracleError, PagedView, store_code};
+use oracle::{CacheViews, Format, OracleError, PagedView, store_code};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
@@ -79,14 +79,7 @@ impl Inputs {
     pub fn generate(case: &Case) -> Result<Self, OracleError> {
         let problem = &case.problem;
         let pages = PageMap::place(case, &mut rng(case, Stream::Pages));
-        let shape = CacheShape {
-            pages: pages.num_pages,
-            page_size: problem.page_size,
-            heads: problem.num_kv_heads,
-            k_dim: problem.head_dim,
-            v_dim: problem.head_dim_v,
-        };
-        let views = CacheViews::new(problem.layout, problem.packing, shape, problem.padding)?;
+        let views = problem.cache_views(pages.num_pages)?;
         let raw = RequestValues::generate(case, &pages);
         let exact_products = raw.integers && is_power_of_two(problem);
         let query = raw.query.mapv(|x| problem.query_format.round(f64::from(x)) as f32);

@@ -1,6 +1,6 @@
 //! What a case asks for: the attention (or store) problem, with nothing about how it is tried or judged.
 
-use oracle::{CacheLayout, Format, Packing, Padding};
+use oracle::{CacheLayout, CacheShape, CacheViews, Format, OracleError, Packing, Padding};
 
 /// Which operation of the cache a case exercises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,6 +138,8 @@ pub struct Problem {
     pub packing: Packing,
     /// Padded strides and base offset of the cache views.
     pub padding: Padding,
+    /// Those of V where they are not those of K, which needs separate tensors.
+    pub v_padding: Option<Padding>,
     /// Masking and score options.
     pub options: Options,
     /// Dequantisation scale of K.
@@ -168,6 +170,31 @@ impl Problem {
             Some(slots) => slots.len(),
             None => self.query_lens.iter().sum(),
         }
+    }
+
+    /// Where K and V lie in a cache of so many pages.
+    ///
+    /// # Errors
+    /// If the cache cannot be laid out (an unbind packing with unequal dims or paddings, a zero extent).
+    pub fn cache_views(&self, pages: usize) -> Result<CacheViews, OracleError> {
+        let shape = CacheShape {
+            pages,
+            page_size: self.page_size,
+            heads: self.num_kv_heads,
+            k_dim: self.head_dim,
+            v_dim: self.head_dim_v,
+        };
+        let v_padding = self.v_padding.unwrap_or(self.padding);
+        CacheViews::padded_apart(self.layout, self.packing, shape, self.padding, v_padding)
+    }
+
+    /// Whether strides are longer than what they step over, or a base offset is not 0, of K or of V.
+    #[must_use]
+    pub fn is_padded(&self) -> bool {
+        [Some(self.padding), self.v_padding]
+            .into_iter()
+            .flatten()
+            .any(|padding| padding != Padding::default())
     }
 
     /// The softmax scale in force.

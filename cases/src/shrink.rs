@@ -80,7 +80,7 @@ pub fn cost(case: &Case) -> u64 {
         16 * (p.num_q_heads + p.num_kv_heads) as u64,
         2 * (p.head_dim + p.head_dim_v) as u64,
         p.page_size as u64,
-        (p.padding.base + p.padding.row + p.padding.plane + p.padding.page) as u64,
+        [Some(p.padding), p.v_padding].into_iter().flatten().map(elements).sum(),
         64 * words,
         windows,
         16 * formats.iter().sum::<u64>(),
@@ -88,6 +88,10 @@ pub fn cost(case: &Case) -> u64 {
         u64::from(u64::BITS - case.seed.leading_zeros()),
     ];
     sizes.into_iter().fold(0, u64::saturating_add)
+}
+
+fn elements(of: oracle::Padding) -> u64 {
+    (of.base + of.row + of.plane + of.page) as u64
 }
 
 /// Whether two failing verdicts are about the same fault, as far as a step of shrinking is concerned: a mismatch must not
@@ -142,6 +146,10 @@ mod tests {
         let padded = |c: &Case| c.problem.padding.plane > 0 && c.problem.num_kv_heads > 1;
         let spread = smallest(LARGE, padded);
         assert!(spread.contains("h2/2 d8 page1 NHD pad=0,0,16,0 q=[]"), "{spread}");
+        let apart = |c: &Case| c.problem.v_padding.is_some_and(|of_v| of_v.row > 0);
+        let separate = LARGE.replace("unbind-inner pad=16,0,16,32", "pad=16,0,16,32 vpad=8,4,2,6");
+        let apart = smallest(&separate, apart);
+        assert!(apart.contains("h1/1 d8 page1 NHD vpad=0,4,0,0 q=[]"), "{apart}");
         let two = |c: &Case| c.problem.kv_lens.iter().filter(|kv| **kv > 0).count() >= 2;
         assert!(smallest(LARGE, two).ends_with("q=[0,0] kv=[1,1] seed=0"));
     }

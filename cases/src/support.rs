@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use oracle::{CacheShape, CacheViews, Format, PagedView};
+use oracle::{Format, PagedView};
 use serde::Deserialize;
 
 use crate::case::Case;
@@ -116,15 +116,7 @@ impl Support {
 
 /// The largest power of two, at most 16, of which the addresses of all cache rows are multiples, in bytes.
 pub(crate) fn cache_alignment(problem: &Problem) -> usize {
-    let shape = CacheShape {
-        pages: 2,
-        page_size: problem.page_size,
-        heads: problem.num_kv_heads,
-        k_dim: problem.head_dim,
-        v_dim: problem.head_dim_v,
-    };
-    let views = CacheViews::new(problem.layout, problem.packing, shape, problem.padding);
-    views.map_or(16, |views| {
+    problem.cache_views(2).map_or(16, |views| {
         row_alignment(&views.k, problem.cache_format).min(row_alignment(&views.v, problem.cache_format))
     })
 }

@@ -135,6 +135,7 @@ fn every_flag_has_cases() {
         Flag::Hnd,
         Flag::Interleaved,
         Flag::Padded,
+        Flag::VPadded,
         Flag::OddPage,
         Flag::PageSpanning,
         Flag::Probe,

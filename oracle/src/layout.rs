@@ -176,7 +176,7 @@ impl PagedView {
 }
 
 impl CacheViews {
-    /// Lays out a cache.
+    /// Lays out a cache whose K and V are padded alike.
     ///
     /// # Errors
     /// If an unbind packing is asked for and `k_dim` differs from `v_dim`, if an extent other than `pages` is 0,
@@ -186,6 +186,21 @@ impl CacheViews {
         packing: Packing,
         shape: CacheShape,
         padding: Padding,
+    ) -> Result<Self, OracleError> {
+        Self::padded_apart(layout, packing, shape, padding, padding)
+    }
+
+    /// Lays out a cache whose K is padded by `k_padding` and V by `v_padding`, so that no stride of one need be that of the
+    /// other.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and if an unbind packing is asked for and the paddings differ: one tensor has one set of strides.
+    pub fn padded_apart(
+        layout: CacheLayout,
+        packing: Packing,
+        shape: CacheShape,
+        k_padding: Padding,
+        v_padding: Padding,
     ) -> Result<Self, OracleError> {
         let extents = [
             ("page_size", shape.page_size),
@@ -200,11 +215,16 @@ impl CacheViews {
             let accepted = format!("{}, the k_dim, because {packing} is one tensor", shape.k_dim);
             return Err(OracleError::value("v_dim", shape.v_dim, accepted));
         }
+        if packing != Packing::Separate && k_padding != v_padding {
+            let accepted = format!("{k_padding:?}, that of K, because {packing} is one tensor");
+            return Err(OracleError::value("padding of V", format!("{v_padding:?}"), accepted));
+        }
         let too_large = || {
-            let value = format!("{shape:?} with {padding:?}");
+            let value = format!("{shape:?} with {k_padding:?} and {v_padding:?}");
             OracleError::value("cache shape", value, "a cache that fits the address space")
         };
-        let (k, v) = (place(layout, shape, shape.k_dim, padding), place(layout, shape, shape.v_dim, padding));
+        let (k, v) =
+            (place(layout, shape, shape.k_dim, k_padding), place(layout, shape, shape.v_dim, v_padding));
         let (k, v) = (k.ok_or_else(too_large)?, v.ok_or_else(too_large)?);
         let views = match packing {
             Packing::Separate => separate(k, v),

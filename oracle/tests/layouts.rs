@@ -115,6 +115,29 @@ fn separate_tensors_may_differ_in_head_dim() {
     }
 }
 
+#[test]
+fn v_may_be_padded_by_itself_in_a_tensor_of_its_own() {
+    let (of_k, of_v) =
+        (Padding { base: 1, row: 2, plane: 3, page: 4 }, Padding { base: 5, row: 6, plane: 7, page: 8 });
+    for layout in CacheLayout::ALL {
+        let apart = CacheViews::padded_apart(layout, Packing::Separate, SHAPE, of_k, of_v).expect("valid");
+        let (like_k, like_v) =
+            (views(layout, Packing::Separate, of_k), views(layout, Packing::Separate, of_v));
+        assert_eq!((apart.k, apart.k_elements), (like_k.k, like_k.k_elements));
+        assert_eq!((apart.v, apart.v_elements), (like_v.v, like_v.v_elements));
+        for packing in [Packing::UnbindInner, Packing::UnbindOuter] {
+            let error = CacheViews::padded_apart(layout, packing, SHAPE, of_k, of_v);
+            let words = error.expect_err("one tensor has one set of strides").to_string();
+            assert!(words.starts_with("padding of V is Padding { base: 5,"), "{words}");
+            assert!(words.ends_with(&format!("that of K, because {packing} is one tensor")), "{words}");
+            assert_eq!(
+                CacheViews::padded_apart(layout, packing, SHAPE, of_k, of_k).expect("valid"),
+                views(layout, packing, of_k)
+            );
+        }
+    }
+}
+
 #[rstest]
 #[case(CacheShape { page_size: 0, ..SHAPE }, "page_size is 0; accepted: at least 1")]
 #[case(CacheShape { heads: 0, ..SHAPE }, "num_kv_heads is 0; accepted: at least 1")]

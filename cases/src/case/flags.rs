@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use oracle::{CacheLayout, Format, Packing, Padding};
+use oracle::{CacheLayout, Format, Packing};
 
 use super::{Case, Data, Paging};
 use crate::problem::{Op, Scale, Sinks};
@@ -46,6 +46,8 @@ pub enum Flag {
     Interleaved,
     /// Padded strides or a base offset.
     Padded,
+    /// V padded otherwise than K.
+    VPadded,
     /// A page size that is no power of two.
     OddPage,
     /// More than one page in a request.
@@ -104,7 +106,8 @@ pub(super) fn flags_of(case: &Case) -> Vec<Flag> {
     set(Flag::PerHeadScale, per_head(&p.k_scale) || per_head(&p.v_scale));
     set(Flag::Hnd, p.layout == CacheLayout::Hnd);
     set(Flag::Interleaved, p.packing != Packing::Separate);
-    set(Flag::Padded, p.padding != Padding::default());
+    set(Flag::Padded, p.is_padded());
+    set(Flag::VPadded, p.v_padding.is_some_and(|padding| padding != p.padding));
     set(Flag::OddPage, !p.page_size.is_power_of_two());
     set(Flag::PageSpanning, p.kv_lens.iter().any(|kv| *kv > p.page_size));
     set(Flag::Probe, matches!(case.data, Data::UniformQ0 | Data::HeadId | Data::Needle(_)));

@@ -38,9 +38,11 @@ fn shape(problem: &Problem, terms: &mut Vec<String>) {
     if problem.packing != Packing::Separate {
         terms.push(problem.packing.name().to_owned());
     }
-    if problem.padding != Padding::default() {
-        let pad = problem.padding;
-        terms.push(format!("pad={},{},{},{}", pad.base, pad.row, pad.plane, pad.page));
+    let k_padding = Some(problem.padding).filter(|padding| *padding != Padding::default());
+    for (name, padding) in [("pad", k_padding), ("vpad", problem.v_padding)] {
+        if let Some(pad) = padding {
+            terms.push(format!("{name}={},{},{},{}", pad.base, pad.row, pad.plane, pad.page));
+        }
     }
 }
 

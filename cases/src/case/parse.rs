@@ -54,8 +54,8 @@ struct Terms<'a> {
 
 const BARE: [&str; 9] =
     ["NHD", "HND", "separate", "unbind-inner", "unbind-outer", "causal", "alibi", "sinks", "nolse"];
-const KEYS: [&str; 21] = [
-    "kv", "pad", "win", "softcap", "sinks", "scale", "q", "slots", "kscale", "vscale", "data", "mag",
+const KEYS: [&str; 22] = [
+    "kv", "pad", "vpad", "win", "softcap", "sinks", "scale", "q", "slots", "kscale", "vscale", "data", "mag",
     "shift", "paging", "bad", "expect", "relation", "within", "seed", "h", "d",
 ];
 
@@ -222,6 +222,7 @@ fn problem(terms: &Terms<'_>) -> Result<Problem, ParseError> {
             .optional("packing", "separate, unbind-inner, unbind-outer", |t| t.parse().ok())?
             .unwrap_or(Packing::Separate),
         padding: terms.optional("pad", "pad=BASE,ROW,PLANE,PAGE in elements", padding)?.unwrap_or_default(),
+        v_padding: terms.optional("vpad", "vpad=BASE,ROW,PLANE,PAGE in elements", padding)?,
         options: options(terms)?,
         k_scale: terms.optional("kscale", SCALE_ACCEPTED, scale)?.unwrap_or_default(),
         v_scale: terms.optional("vscale", SCALE_ACCEPTED, scale)?.unwrap_or_default(),
@@ -267,6 +268,9 @@ fn consistent(case: &Case, terms: &Terms<'_>) -> Result<(), ParseError> {
     }
     if problem.slots.is_some() && !is_store {
         return Err(at("slots", "given".to_owned(), "only with the operation store"));
+    }
+    if problem.v_padding.is_some() && problem.packing != Packing::Separate {
+        return Err(at("vpad", format!("with {}", problem.packing), "only with separate tensors of K and V"));
     }
     if case.logit_shift != 0.0 && case.data != Data::Grid {
         return Err(at(

@@ -56,6 +56,14 @@ fn terms_may_come_in_any_order_and_runs_are_folded() {
     "prefill bf16 kv=bf16 h4/2 d64 page16 NHD q=[5] kv=[5] data=real:layer0 seed=1",
     "case line, column 55: data is real:layer0; accepted: h9/3 d64, q not longer than kv, kv at most 185 (what was recorded)"
 )]
+#[case::one_tensor_has_one_padding(
+    "prefill bf16 kv=bf16 h4/2 d64 page16 NHD unbind-inner vpad=0,8,0,0 q=[5] kv=[5] seed=1",
+    "case line, column 55: vpad is with unbind-inner; accepted: only with separate tensors of K and V"
+)]
+#[case::padding_has_four_parts(
+    "prefill bf16 kv=bf16 h4/2 d64 page16 NHD vpad=0,8,0 q=[5] kv=[5] seed=1",
+    "case line, column 42: vpad is `0,8,0`; accepted: vpad=BASE,ROW,PLANE,PAGE in elements"
+)]
 #[case::huge_list(
     "prefill bf16 kv=bf16 h4/2 d64 page16 NHD q=[1x99999999] kv=[5] seed=1",
     "case line, column 42: q is `[1x99999999]`; accepted: [len,len,…]"
@@ -107,6 +115,10 @@ fn options() -> impl Strategy<Value = Options> {
     )
 }
 
+fn padding((base, row, plane, page): (usize, usize, usize, usize)) -> Padding {
+    Padding { base, row, plane, page }
+}
+
 fn problem() -> impl Strategy<Value = Problem> {
     let formats = (
         prop::sample::select(vec![Format::F32, Format::Bf16, Format::F16]),
@@ -117,6 +129,7 @@ fn problem() -> impl Strategy<Value = Problem> {
         prop::sample::select(CacheLayout::ALL.to_vec()),
         prop::sample::select(Packing::ALL.to_vec()),
         (0_usize..9, 0_usize..9, 0_usize..9, 0_usize..9),
+        prop::option::of((0_usize..9, 0_usize..9, 0_usize..9, 0_usize..9)),
     );
     let lens = prop::collection::vec((0_usize..5000, 0_usize..70_000), 0..7);
     let op = prop::sample::select(Op::ALL.to_vec());
@@ -126,7 +139,7 @@ fn problem() -> impl Strategy<Value = Problem> {
             op,
             (query_format, cache_format),
             heads,
-            (layout, packing, pad),
+            (layout, packing, pad, v_pad),
             lens,
             options,
             k_scale,
@@ -147,7 +160,8 @@ fn problem() -> impl Strategy<Value = Problem> {
                 page_size: heads.4,
                 layout,
                 packing,
-                padding: Padding { base: pad.0, row: pad.1, plane: pad.2, page: pad.3 },
+                padding: padding(pad),
+                v_padding: v_pad.filter(|_| packing == Packing::Separate).map(padding),
                 options,
                 k_scale,
                 v_scale,
@@ -213,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn the_parser_never_panics_on_words_it_knows(words in prop::collection::vec("(prefill|store|bf16|kv=|q=|h|d|page|win=|pad=|slots=|kscale=|seed=|[0-9]{1,9}|[\\[\\],x/=-]){1,8}", 0..12)) {
+    fn the_parser_never_panics_on_words_it_knows(words in prop::collection::vec("(prefill|store|bf16|kv=|q=|h|d|page|win=|pad=|vpad=|slots=|kscale=|seed=|[0-9]{1,9}|[\\[\\],x/=-]){1,8}", 0..12)) {
         let _ = words.join(" ").parse::<Case>();
     }
 }

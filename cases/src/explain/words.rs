@@ -23,10 +23,12 @@ pub(super) fn request(case: &Case) -> Vec<String> {
         (k, v) => format!("head_dim {k} for keys, {v} for values"),
     };
     lines.push(format!("{dims}; {} slots of a page, {}, {}", p.page_size, p.layout, p.packing));
-    let pad = p.padding;
-    if pad != oracle::Padding::default() {
+    let k_padding = Some(p.padding).filter(|padding| *padding != oracle::Padding::default());
+    let whose = if p.v_padding.is_some() { "K: " } else { "" };
+    for (whose, padding) in [(whose, k_padding), ("V: ", p.v_padding)] {
+        let Some(pad) = padding else { continue };
         lines.push(format!(
-            "{} elements before the first, {} after each row, {} after each slot or head, {} after each page",
+            "{whose}{} elements before the first, {} after each row, {} after each slot or head, {} after each page",
             pad.base, pad.row, pad.plane, pad.page
         ));
     }
@@ -108,6 +110,7 @@ fn meaning(flag: Flag) -> &'static str {
         Flag::Hnd => "slots of a head next to each other",
         Flag::Interleaved => "K and V as views of one tensor",
         Flag::Padded => "strides longer than the rows, or a base offset",
+        Flag::VPadded => "V with other strides than K",
         Flag::OddPage => "a page size that no shift can divide by",
         Flag::PageSpanning => "requests of more than one page",
         Flag::Probe => "data whose answer is known exactly",

@@ -3,7 +3,7 @@
 use kernels::abi::ForeignInfo;
 use kernels::abi::types as abi;
 use kernels::tensor::DType;
-use oracle::{CacheLayout, Format, Packing, Padding};
+use oracle::{CacheLayout, Format, Packing};
 
 use crate::case::{Case, Data, Expectation};
 use crate::job::dtype;
@@ -76,7 +76,7 @@ fn layout_gap(problem: &Problem, info: &ForeignInfo) -> Option<String> {
     if problem.packing != Packing::Separate && !has(abi::INTERLEAVED) {
         return Some("K and V as views of one tensor".to_owned());
     }
-    if problem.padding != Padding::default() && !has(abi::PADDED) {
+    if problem.is_padded() && !has(abi::PADDED) {
         return Some("padded strides".to_owned());
     }
     let aligned = cache_alignment(problem) as u64;

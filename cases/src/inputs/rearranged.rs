@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array3, Axis, s};
-use oracle::{CacheShape, CacheViews, OracleError};
+use oracle::OracleError;
 
 use super::{Inputs, PageMap, Stream, passed, rng, starts};
 use crate::case::Case;
@@ -60,14 +60,7 @@ impl Inputs {
         let case = rearranged_case(case, to);
         let problem = &case.problem;
         let pages = PageMap::place(&case, &mut rng(&case, Stream::Pages));
-        let shape = CacheShape {
-            pages: pages.num_pages,
-            page_size: problem.page_size,
-            heads: problem.num_kv_heads,
-            k_dim: problem.head_dim,
-            v_dim: problem.head_dim_v,
-        };
-        let views = CacheViews::new(problem.layout, problem.packing, shape, problem.padding)?;
+        let views = problem.cache_views(pages.num_pages)?;
         let group = self.query.dim().1 / self.views.k.heads;
         let heads = to.kv_heads.start * group..to.kv_heads.end * group;
         let values = |of: &[Array3<f32>]| -> Vec<Array3<f32>> {

@@ -1,7 +1,7 @@
 //! Inputs of the store kernel, and the bytes that it must leave.
 
 use ndarray::Array3;
-use oracle::{CacheShape, CacheViews, Format, OracleError, Packing, PagedView, store_code};
+use oracle::{CacheViews, Format, OracleError, Packing, PagedView, store_code};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
@@ -35,14 +35,7 @@ impl StoreInputs {
     pub fn generate(case: &Case) -> Result<Self, OracleError> {
         let problem = &case.problem;
         let pages = PageMap::place(case, &mut rng(case, Stream::Pages));
-        let shape = CacheShape {
-            pages: pages.num_pages,
-            page_size: problem.page_size,
-            heads: problem.num_kv_heads,
-            k_dim: problem.head_dim,
-            v_dim: problem.head_dim_v,
-        };
-        let views = CacheViews::new(problem.layout, problem.packing, shape, problem.padding)?;
+        let views = problem.cache_views(pages.num_pages)?;
         let slots = problem.slots.clone().unwrap_or_else(|| derived_slots(case, &pages));
         let new_rows = |stream, dim, scale: &Scale| {
             let mut rng = rng(case, stream);

@@ -188,9 +188,13 @@ fn features_of(check: &Check) -> BTreeSet<String> {
     of_arm(format!("group {}", problem.num_q_heads / problem.num_kv_heads));
     of_arm(format!("page {}", problem.page_size));
     of_arm(format!("{} {}", problem.layout.name(), problem.packing.name()));
-    of_arm(format!("padding {:?}", problem.padding));
+    of_arm(format!("padding {:?} {:?}", problem.padding, problem.v_padding));
     of_arm(format!("{} {}", problem.op.name(), problem.options.causal));
     key_lengths(problem).chain([query_rows(problem), row_widths(problem)]).for_each(&mut of_arm);
+    if let Some(relation) = check.item.case.relation {
+        of_arm(format!("relation {}", relation.name()));
+    }
+    edges_of(problem).for_each(&mut of_arm);
     for kernel in &check.kernels {
         let value =
             |name: &str| kernel.defines.iter().find(|(n, _)| *n == name).map_or("", |(_, v)| v.as_str());
@@ -255,6 +259,27 @@ fn row_widths(problem: &Problem) -> String {
     format!("rows of {} and {}", width(problem.head_dim), width(problem.head_dim_v))
 }
 
+/// How a problem's rows fill blocks of eight and sixteen, and where its windows start.
+fn edges_of(problem: &Problem) -> impl Iterator<Item = String> {
+    let group = problem.num_q_heads / problem.num_kv_heads.max(1);
+    let (left, causal) = (problem.options.window_left, problem.options.causal);
+    let requests = problem.query_lens.iter().zip(&problem.kv_lens);
+    requests.flat_map(move |(q_len, kv_len)| {
+        let rows = q_len * group;
+        let filled = if rows.is_multiple_of(8) { "full" } else { "partly filled" };
+        let rows = format!("{filled} block of rows, {} eights", rows.div_ceil(8).min(3));
+        // The first key that the first row sees, where the window hides some before it.
+        let start =
+            left.and_then(|left| usize::try_from((*kv_len as i64 - *q_len as i64).saturating_sub(left)).ok());
+        let start = start.filter(|start| *start > 0).map(|start| {
+            let at = |size: usize| if start.is_multiple_of(size.max(1)) { "at" } else { "within" };
+            format!("window starts {} a page, {} a step", at(problem.page_size), at(16))
+        });
+        let apart = left.is_some_and(|left| causal && left < *q_len as i64 - 1);
+        [Some(rows), start, apart.then(|| "rows without a key in common".to_owned())].into_iter().flatten()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,7 +300,7 @@ mod tests {
     }
 
     const SMALL: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
-    const SAME_BUT_LARGE: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[8] kv=[60] seed=1";
+    const SAME_BUT_LARGE: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal q=[4] kv=[60] seed=1";
     const WINDOWED: &str = "prefill bf16 kv=bf16 h2/1 d32 page16 NHD causal win=7,- q=[4] kv=[40] seed=1";
     const OTHER_FORMAT: &str = "prefill bf16 kv=e4m3 h2/1 d32 page16 NHD causal q=[4] kv=[40] seed=1";
 

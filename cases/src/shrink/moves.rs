@@ -158,22 +158,19 @@ impl Candidates<'_> {
     fn layout(&mut self) {
         self.problem(|p| {
             (p.layout, p.packing, p.padding) = (CacheLayout::Nhd, Packing::Separate, Padding::default());
+            p.v_padding = None;
         });
         self.problem(|p| p.packing = Packing::Separate);
         self.problem(|p| p.layout = CacheLayout::Nhd);
         self.problem(|p| p.padding = Padding::default());
-        let pad = self.case.problem.padding;
-        for simpler in [
-            Padding { base: 0, ..pad },
-            Padding { row: 0, ..pad },
-            Padding { plane: 0, ..pad },
-            Padding { page: 0, ..pad },
-            Padding { base: pad.base, ..Padding::default() },
-            Padding { row: pad.row, ..Padding::default() },
-            Padding { plane: pad.plane, ..Padding::default() },
-            Padding { page: pad.page, ..Padding::default() },
-        ] {
+        for simpler in simpler_paddings(self.case.problem.padding) {
             self.problem(|p| p.padding = simpler);
+        }
+        if let Some(of_v) = self.case.problem.v_padding {
+            self.problem(|p| p.v_padding = None);
+            for simpler in simpler_paddings(of_v) {
+                self.problem(|p| p.v_padding = Some(simpler));
+            }
         }
         for page_size in [1, 4, 5, 8, 16, 32, 48, 64, 128] {
             self.problem(|p| p.page_size = page_size);
@@ -189,6 +186,22 @@ impl Candidates<'_> {
         self.problem(|p| p.cache_format = Format::E4m3);
         self.problem(|p| (p.query_format, p.cache_format) = (Format::Bf16, Format::Bf16));
     }
+}
+
+/// Less of a padding: none, without each of its parts, and each part alone.
+fn simpler_paddings(pad: Padding) -> [Padding; 9] {
+    let none = Padding::default();
+    [
+        none,
+        Padding { base: 0, ..pad },
+        Padding { row: 0, ..pad },
+        Padding { plane: 0, ..pad },
+        Padding { page: 0, ..pad },
+        Padding { base: pad.base, ..none },
+        Padding { row: pad.row, ..none },
+        Padding { plane: pad.plane, ..none },
+        Padding { page: pad.page, ..none },
+    ]
 }
 
 /// Scales per head stay as long as there are KV heads.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cases::case::Case;
 use cases::problem::{Scale, Sinks};
-use oracle::{CacheLayout, Packing, Padding};
+use oracle::{CacheLayout, Packing};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -16,7 +16,7 @@ const DRAWS: usize = 6000;
 /// A property of a case that is on or off.
 type Factor = (&'static str, fn(&Case) -> bool);
 
-const FACTORS: [Factor; 18] = [
+const FACTORS: [Factor; 19] = [
     ("causal", |c| c.problem.options.causal),
     ("window_left", |c| c.problem.options.window_left.is_some()),
     ("window_right", |c| c.problem.options.window_right.is_some()),
@@ -32,7 +32,8 @@ const FACTORS: [Factor; 18] = [
     }),
     ("HND", |c| c.problem.layout == CacheLayout::Hnd),
     ("interleaved", |c| c.problem.packing != Packing::Separate),
-    ("padded", |c| c.problem.padding != Padding::default()),
+    ("padded", |c| c.problem.is_padded()),
+    ("V padded apart", |c| c.problem.v_padding.is_some()),
     ("K and V differ", |c| c.problem.head_dim != c.problem.head_dim_v),
     ("odd page", |c| !c.problem.page_size.is_power_of_two()),
     ("empty query", |c| c.problem.query_lens.contains(&0)),
@@ -40,7 +41,7 @@ const FACTORS: [Factor; 18] = [
 ];
 
 /// Pairs that no case can have.
-const IMPOSSIBLE: [(&str, &str); 1] = [("interleaved", "K and V differ")];
+const IMPOSSIBLE: [(&str, &str); 2] = [("interleaved", "K and V differ"), ("interleaved", "V padded apart")];
 
 fn drawn() -> Vec<Case> {
     let mut runner = TestRunner::deterministic();

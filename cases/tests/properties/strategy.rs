@@ -90,12 +90,18 @@ pub fn options() -> BoxedStrategy<String> {
 pub fn layout(step: usize, equal_dims: bool) -> BoxedStrategy<String> {
     let order = select(vec!["NHD", "HND"]);
     let packing = if equal_dims { vec!["", "", "unbind-inner", "unbind-outer"] } else { vec![""] };
-    let pads = (0..4_usize, 0..3_usize, 0..3_usize, 0..4_usize);
-    let pad =
-        pads.prop_map(move |(a, b, c, d)| format!("pad={},{},{},{}", a * step, b * step, c * step, d * step));
+    let pad = move |name: &'static str| {
+        (0..4_usize, 0..3_usize, 0..3_usize, 0..4_usize).prop_map(move |(a, b, c, d)| {
+            format!("{name}={},{},{},{}", a * step, b * step, c * step, d * step)
+        })
+    };
     let paging = select(vec!["", "", "paging=identity", "paging=descending"]);
-    (order, select(packing), maybe(pad), paging)
-        .prop_map(|(order, packing, pad, paging)| format!("{order} {packing} {pad} {paging}"))
+    (order, select(packing), maybe(pad("pad")), maybe(pad("vpad")), paging)
+        .prop_map(|(order, packing, pad, v_pad, paging)| {
+            // One tensor has one set of strides.
+            let v_pad = if packing.is_empty() { v_pad.as_str() } else { "" };
+            format!("{order} {packing} {pad} {v_pad} {paging}")
+        })
         .boxed()
 }
 

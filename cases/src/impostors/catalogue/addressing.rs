@@ -101,7 +101,7 @@ fn index(side: &Side<'_>, place: Place) -> usize {
 fn strides() -> Vec<Impostor> {
     let kind = Kind::Strides;
     fn padded(case: &Case) -> bool {
-        case.problem.padding != Padding::default() || case.problem.packing == Packing::UnbindInner
+        case.problem.is_padded() || case.problem.packing == Packing::UnbindInner
     }
     vec![
         attention(
@@ -130,7 +130,7 @@ fn strides() -> Vec<Impostor> {
             "row-padding-ignored",
             kind,
             "computes the strides of slots and heads from the extents",
-            |case| case.problem.padding.row + case.problem.padding.plane > 0,
+            |case| paddings(case).any(|padding| padding.row + padding.plane > 0),
             Recipe {
                 k_code: |call, place| call.k.code(without_row_padding(&call.k, place)),
                 v_code: |call, place| call.v.code(without_row_padding(&call.v, place)),
@@ -155,7 +155,7 @@ fn strides() -> Vec<Impostor> {
             "v-with-strides-of-k",
             kind,
             "walks V with the strides of K",
-            |case| case.problem.head_dim != case.problem.head_dim_v,
+            |case| case.problem.head_dim != case.problem.head_dim_v || case.problem.v_padding.is_some(),
             Recipe {
                 v_code: |call, place| {
                     let side = &call.k;
@@ -166,6 +166,10 @@ fn strides() -> Vec<Impostor> {
             },
         ),
     ]
+}
+
+fn paddings(case: &Case) -> impl Iterator<Item = Padding> {
+    [Some(case.problem.padding), case.problem.v_padding].into_iter().flatten()
 }
 
 fn swapped(side: &Side<'_>, place: Place) -> usize {

@@ -92,10 +92,7 @@ fn places() -> Vec<Impostor> {
             "store-page-stride-rebuilt",
             Kind::Strides,
             "computes the stride of pages from the extents",
-            |case| {
-                case.problem.padding != oracle::Padding::default()
-                    || case.problem.packing == oracle::Packing::UnbindInner
-            },
+            |case| case.problem.is_padded() || case.problem.packing == oracle::Packing::UnbindInner,
             StoreRecipe {
                 index: |t, slot, head, dim| {
                     let target =

@@ -146,6 +146,7 @@ fn named(flag: Flag) -> Option<(usize, &'static str)> {
     Some(match flag {
         Flag::Interleaved => (5, "K and V interleaved"),
         Flag::Padded => (5, "padded strides"),
+        Flag::VPadded => (5, "V with strides of its own"),
         Flag::IdentityPaging => (5, "pages in order"),
         Flag::Causal => (6, "causal"),
         Flag::Window => (6, "window"),
