@@ -1,6 +1,6 @@
 //! What a run tries: a changed kernel text or a changed launch.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use kernels::source::SourceSet;
 
@@ -74,14 +74,53 @@ const SCRATCH_ENTRIES: &[&str] = &["dequantise_dense", "combine_splits"];
 pub fn all(sources: &SourceSet, checks: &[Check]) -> Result<Vec<Change>, DiscoverError> {
     let judged = discover(sources)?.into_iter().filter(|mutant| !MEASURING.contains(&mutant.file.as_str()));
     let mut changes: Vec<Change> = judged.map(Change::Kernel).collect();
-    let entries: BTreeSet<&str> =
-        checks.iter().flat_map(|check| &check.kernels).map(|kernel| kernel.entry).collect();
-    for entry in entries {
+    let kernels: BTreeMap<&str, &str> =
+        checks.iter().flat_map(|check| &check.kernels).map(|kernel| (kernel.entry, kernel.file)).collect();
+    for (entry, file) in kernels {
         let takes_scratch = SCRATCH_ENTRIES.contains(&entry);
-        let fitting = LaunchChange::ALL.iter().filter(|change| takes_scratch || !change.is_of_scratch());
-        changes.extend(
-            fitting.map(|change| Change::Launch(LaunchMutant { entry: entry.to_owned(), change: *change })),
-        );
+        // A kernel without dynamic shared memory is asked for none: there is nothing to take from.
+        let shares = sources.get(file).is_some_and(|text| text.contains("ATTEST_SHARED("));
+        let fits = |change: &LaunchChange| match change {
+            LaunchChange::SharedLess => shares,
+            change => takes_scratch || !change.is_of_scratch(),
+        };
+        let fitting = LaunchChange::ALL.iter().copied().filter(fits);
+        changes
+            .extend(fitting.map(|change| Change::Launch(LaunchMutant { entry: entry.to_owned(), change })));
     }
     Ok(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::source::KernelSpec;
+
+    use super::*;
+    use crate::session::Item;
+
+    #[test]
+    fn launches_are_changed_in_what_they_have() {
+        let kernels = [
+            ("store.cu", "reshape_and_cache"),
+            ("scalar.cu", "scalar_attention"),
+            ("combine.cu", "combine_splits"),
+        ];
+        let line = "prefill f32 kv=f32 h1/1 d8 page1 NHD q=[1] kv=[1] seed=0";
+        let item = Item {
+            case: line.parse().unwrap(),
+            arm: String::new(),
+            group: String::new(),
+            comment: String::new(),
+        };
+        let kernels = kernels.map(|(file, entry)| KernelSpec { file, entry, defines: Vec::new() });
+        let check = Check { item, kernels: kernels.to_vec() };
+        let changes = all(&SourceSet::embedded(), &[check]).unwrap();
+        let made = |entry: &str, change| {
+            changes.contains(&Change::Launch(LaunchMutant { entry: entry.to_owned(), change }))
+        };
+        let entries = ["reshape_and_cache", "scalar_attention", "combine_splits"];
+        assert_eq!(entries.map(|entry| made(entry, LaunchChange::GridLess)), [true, true, true]);
+        assert_eq!(entries.map(|entry| made(entry, LaunchChange::SharedLess)), [false, true, true]);
+        assert_eq!(entries.map(|entry| made(entry, LaunchChange::ScratchKept)), [false, false, true]);
+    }
 }
