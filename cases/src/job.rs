@@ -193,6 +193,7 @@ pub fn attention_job(
         sinks: inputs.sinks.as_ref().map(|s| builder.floats("sinks", s, returned)),
         host_metadata: !variant.loose_metadata,
         splits: None,
+        ahead: false,
         uniform_query_len: uniform_query_len(problem).filter(|_| !variant.loose_metadata),
     };
     let operation = Operation::Attention { arm: arm.to_owned(), call: Box::new(call) };

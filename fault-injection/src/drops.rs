@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use kernels::device::{Device, DeviceRef, DeviceResult, StreamId};
+use kernels::guards::OwnedStream;
 use kernels::scratch::Scratch;
 
 use crate::faulty::FaultyDevice;
-use crate::operations::guards::OwnedStream;
 use crate::outcome::Outcome;
 use crate::trial::{Books, SweepError, or_contained};
 

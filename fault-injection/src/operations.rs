@@ -3,7 +3,6 @@
 pub mod batch;
 mod catalogue;
 pub mod founding;
-pub mod guards;
 
 use kernels::arm::Arm;
 use kernels::device::DeviceRef;
@@ -40,6 +39,7 @@ impl Operation {
         Self::new("graph capture and replay", Some(Arm::Fp8Dense), catalogue::graph),
         Self::new("two-request batch", Some(Arm::Fp8Dense), catalogue::two_request_batch),
         Self::new("two streams", Some(Arm::Fp8Dense), catalogue::two_streams),
+        Self::new("two layers, the second dequantised ahead", Some(Arm::Fp8Dense), catalogue::ahead),
     ];
 
     const fn new(

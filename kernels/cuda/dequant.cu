@@ -1,6 +1,9 @@
 // One-time dequantisation of an fp8 cache into a dense 16-bit scratch, K and V in one launch, values unscaled. A cache
 // that is 16-bit already is copied: the same layout without the cast.
 //
+// The tokens of a call itself (the last of each request, as many as it has query rows) and those of earlier calls may be
+// covered apart: the latter are known before the former.
+//
 // The scratch holds one page per request: [num_requests, page (the longest sequence), num_kv_heads, head_dim], so with an
 // identity block table its paged address is its dense address. Slots beyond a sequence's length are not written.
 
@@ -17,6 +20,7 @@ struct DequantParams {
     u8* dense_v;
     const i32* block_table;
     const i32* seq_lens;
+    const i32* query_start_loc;
     i64 block_table_stride;
     i64 k_page_stride, k_slot_stride, k_head_stride;
     i64 v_page_stride, v_slot_stride, v_head_stride;
@@ -25,6 +29,7 @@ struct DequantParams {
     i32 page_shift;          // log2 of the page size, or -1
     i32 tokens_per_block;
     i32 blocks_per_request;
+    i32 earlier, own;        // whether to cover the tokens before those of this call, and those of this call
 };
 
 // Casts or copies CODES consecutive elements.
@@ -44,9 +49,12 @@ ATTEST_DEVICE void dequantise(u8* to, const u8* from) {
 
 ATTEST_KERNEL(dequantise_dense, DequantParams, 256) {
     const i32 request = static_cast<i32>(blockIdx.x) / p.blocks_per_request;
-    const i32 first = static_cast<i32>(blockIdx.x) % p.blocks_per_request * p.tokens_per_block;
     const i32 kv_len = p.seq_lens[request];
-    const i32 tokens = kv_len - first < p.tokens_per_block ? kv_len - first : p.tokens_per_block;
+    const i32 q_len = p.query_start_loc[request + 1] - p.query_start_loc[request];
+    const i32 first_own = kv_len > q_len ? kv_len - q_len : 0;
+    const i32 begin = p.earlier ? 0 : first_own, end = p.own ? kv_len : first_own;
+    const i32 first = begin + static_cast<i32>(blockIdx.x) % p.blocks_per_request * p.tokens_per_block;
+    const i32 tokens = end - first < p.tokens_per_block ? end - first : p.tokens_per_block;
     const i32 per_head = p.head_dim / CODES;
     const i32 per_token = p.num_kv_heads * per_head;
     const i32* const block_table_row = p.block_table + request * p.block_table_stride;

@@ -33,6 +33,7 @@ struct DequantParams {
     dense_v: u64,
     block_table: u64,
     seq_lens: u64,
+    query_start_loc: u64,
     block_table_stride: i64,
     k_strides: [i64; 3],
     v_strides: [i64; 3],
@@ -43,9 +44,11 @@ struct DequantParams {
     page_shift: i32,
     tokens_per_block: i32,
     blocks_per_request: i32,
+    earlier: i32,
+    own: i32,
 }
 
-const _: () = assert!(size_of::<DequantParams>() == 14 * 8 + 6 * 4);
+const _: () = assert!(size_of::<DequantParams>() == 15 * 8 + 8 * 4);
 // SAFETY: `repr(C)`, numbers only, and the size above leaves no padding.
 unsafe impl KernelParams for DequantParams {}
 
@@ -133,29 +136,39 @@ pub(crate) fn launch(
     knobs: &Knobs,
     scratch: &mut ScratchSource<'_>,
 ) -> Result<Vec<&'static str>, LaunchError> {
-    let inner = inner_shape(shape);
     let dense = Dense::take(device, stream, shape, scratch)?;
-    let kernel = device.load_kernel(&spec(shape))?;
-    if shape.max_seq_len > 0 {
-        let (config, params) = dense.dequant(args, shape);
-        device.launch(kernel, config, params.bytes(), stream)?;
-    }
-    let inner_args = dense.inner_args(args, &inner);
-    let mut kernels = vec![ENTRY];
-    if inner_is_mma(arm, shape) {
-        let plan = mma::plan(arm, &inner, false, capability, knobs)?;
-        kernels.extend(mma::launch(device, stream, &inner_args, &inner, (&plan, Cast::None), scratch)?);
-    } else {
-        kernels.extend(scalar::launch(device, stream, &inner_args, &inner)?);
-    }
+    let mut kernels = dense.dequantise(device, stream, args, shape, Tokens::All)?;
+    kernels.extend(dense.attend(device, stream, (arm, args, shape), capability, knobs, scratch)?);
     Ok(kernels)
 }
 
-/// The dense scratch of one call.
-struct Dense {
-    bytes: u64,
-    k: DevicePtr,
-    table: DevicePtr,
+/// Tokens of each request that a dequantisation covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tokens {
+    /// All of them.
+    All,
+    /// Those of earlier calls: all but the last, as many as the request has query rows.
+    Earlier,
+    /// Those last ones.
+    Own,
+}
+
+/// The dense scratch of one call: `bytes` bytes from `k`, keys first, and one page id per request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dense {
+    pub(crate) bytes: u64,
+    pub(crate) k: DevicePtr,
+    pub(crate) table: DevicePtr,
+}
+
+/// Block table of the dense pages: 0, 1, 2, …
+pub(crate) fn identity_table(num_requests: u64) -> Vec<u8> {
+    (0..extent(num_requests)).flat_map(i32::to_le_bytes).collect()
+}
+
+/// Bytes that the scratch of a call is made of; never 0.
+pub(crate) fn allocation_bytes(shape: &AttentionShape) -> u64 {
+    scratch_bytes(shape).max(16)
 }
 
 impl Dense {
@@ -166,22 +179,63 @@ impl Dense {
         shape: &AttentionShape,
         scratch: &mut ScratchSource<'_>,
     ) -> Result<Self, LaunchError> {
-        let bytes = scratch_bytes(shape).max(16);
-        let (k, _) = scratch.take(Purpose::Dense, bytes)?;
-        let (table, new) = scratch.take(Purpose::IdentityTable, shape.num_requests * 4)?;
-        if new {
-            let identity: Vec<u8> = (0..extent(shape.num_requests)).flat_map(i32::to_le_bytes).collect();
-            device.copy_to_device(table, &identity, stream)?;
-        }
+        let bytes = allocation_bytes(shape);
+        let k = scratch.take(Purpose::Dense, bytes)?;
+        let identity = |table| device.copy_to_device(table, &identity_table(shape.num_requests), stream);
+        let table = scratch.take_filled(Purpose::IdentityTable, shape.num_requests * 4, identity)?;
         Ok(Self { bytes, k, table })
     }
 
-    fn dequant(&self, args: &AttentionArgs, shape: &AttentionShape) -> (LaunchConfig, DequantParams) {
+    /// Queues the dequantisation of some tokens.
+    pub(crate) fn dequantise(
+        &self,
+        device: &DeviceRef,
+        stream: StreamId,
+        args: &AttentionArgs,
+        shape: &AttentionShape,
+        tokens: Tokens,
+    ) -> Result<Vec<&'static str>, LaunchError> {
+        let kernel = device.load_kernel(&spec(shape))?;
+        if shape.max_seq_len > 0 {
+            let (config, params) = self.dequant(args, shape, tokens);
+            device.launch(kernel, config, params.bytes(), stream)?;
+        }
+        Ok(vec![ENTRY])
+    }
+
+    /// Queues the attention on scratch that has been filled.
+    pub(crate) fn attend(
+        &self,
+        device: &DeviceRef,
+        stream: StreamId,
+        (arm, args, shape): (Arm, &AttentionArgs, &AttentionShape),
+        capability: &Capability,
+        knobs: &Knobs,
+        scratch: &mut ScratchSource<'_>,
+    ) -> Result<Vec<&'static str>, LaunchError> {
+        let inner = inner_shape(shape);
+        let inner_args = self.inner_args(args, &inner);
+        if !inner_is_mma(arm, shape) {
+            return scalar::launch(device, stream, &inner_args, &inner);
+        }
+        let plan = mma::plan(arm, &inner, false, capability, knobs)?;
+        mma::launch(device, stream, &inner_args, &inner, (&plan, Cast::None), scratch)
+    }
+
+    fn dequant(
+        &self,
+        args: &AttentionArgs,
+        shape: &AttentionShape,
+        tokens: Tokens,
+    ) -> (LaunchConfig, DequantParams) {
+        let longest = match tokens {
+            Tokens::Own => shape.max_query_len.min(shape.max_seq_len),
+            Tokens::All | Tokens::Earlier => shape.max_seq_len,
+        };
         let codes = if spec(shape).defines.contains(&("CODES", "16".to_owned())) { 16 } else { 8 };
         let per_token = shape.num_kv_heads * shape.head_dim_k / codes;
-        let tokens_per_block =
-            (THREADS * ACCESSES_PER_THREAD).div_ceil(per_token).min(shape.max_seq_len).max(1);
-        let blocks_per_request = shape.max_seq_len.div_ceil(tokens_per_block);
+        let tokens_per_block = (THREADS * ACCESSES_PER_THREAD).div_ceil(per_token).min(longest).max(1);
+        let blocks_per_request = longest.div_ceil(tokens_per_block);
         let strides = |t: &DeviceTensor| [t.strides[0], t.strides[1], t.strides[2]];
         let params = DequantParams {
             k: args.cache.k.ptr().0,
@@ -190,6 +244,7 @@ impl Dense {
             dense_v: self.k.offset(self.bytes / 2).0,
             block_table: args.block_table.ptr().0,
             seq_lens: args.seq_lens.ptr().0,
+            query_start_loc: args.query_start_loc.ptr().0,
             block_table_stride: args.block_table.strides[0],
             k_strides: strides(&args.cache.k),
             v_strides: strides(&args.cache.v),
@@ -200,6 +255,8 @@ impl Dense {
             page_shift: page_shift(shape.page_size),
             tokens_per_block: extent(tokens_per_block),
             blocks_per_request: extent(blocks_per_request),
+            earlier: i32::from(tokens != Tokens::Own),
+            own: i32::from(tokens != Tokens::Earlier),
         };
         let blocks = extent(shape.num_requests * blocks_per_request).cast_unsigned();
         let threads = u32::try_from(THREADS).expect("a small constant");

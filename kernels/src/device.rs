@@ -279,6 +279,11 @@ pub trait Device: Send + Sync {
 
     /// A new stream that runs independently of the others.
     fn create_stream(&self) -> DeviceResult<StreamId>;
+    /// A new stream whose work gives way: where blocks of several streams wait for a multiprocessor, those of others go
+    /// first. A device without priorities gives an ordinary stream.
+    fn create_background_stream(&self) -> DeviceResult<StreamId> {
+        self.create_stream()
+    }
     /// Drains and destroys a stream; the default stream cannot be destroyed.
     fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()>;
 

@@ -28,7 +28,10 @@ macro_rules! forward_device {
         $($crate::forward_device! { @ $inner $method })*
     };
     (@ $inner:tt info) => { $crate::forward_device! { @@ $inner info() -> $crate::device::DeviceInfo } };
-    (@ $inner:tt create_stream) => { $crate::forward_device! { @@ $inner create_stream() => $crate::device::StreamId } };
+    (@ $inner:tt create_stream) => {
+        $crate::forward_device! { @@ $inner create_stream() => $crate::device::StreamId }
+        $crate::forward_device! { @@ $inner create_background_stream() => $crate::device::StreamId }
+    };
     (@ $inner:tt destroy_stream) => {
         $crate::forward_device! { @@ $inner destroy_stream(stream: $crate::device::StreamId) => () }
     };

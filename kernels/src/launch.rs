@@ -58,13 +58,18 @@ pub fn paged_attention_with(
         None => route(&shape, &capability, knobs),
     };
     let mut launched = Launched { arm: route.arm, kernels: Vec::new(), fallback: route.fallback.clone() };
-    if shape.total_q == 0 || shape.num_requests == 0 || shape.max_query_len == 0 {
+    if nothing_to_compute(&shape) {
         return Ok(launched);
     }
     let mut scratch = ScratchSource::new(device, stream, workspace);
     launched.kernels = launch(device, stream, args, &shape, (&route, &capability, knobs), &mut scratch)?;
     scratch.finish()?;
     Ok(launched)
+}
+
+/// Whether a valid call has no output to compute.
+pub(crate) fn nothing_to_compute(shape: &AttentionShape) -> bool {
+    shape.total_q == 0 || shape.num_requests == 0 || shape.max_query_len == 0
 }
 
 /// How an arm's tensor-core kernel casts the cache that it is given.

@@ -1,5 +1,6 @@
 //! What is under test: CUDA sources, the devices that run them, launch code, routes and scratch.
 pub mod abi;
+pub mod ahead;
 pub mod args;
 pub mod arm;
 pub mod conformance;
@@ -9,6 +10,7 @@ pub mod dense;
 pub mod device;
 pub mod error;
 mod forward;
+pub mod guards;
 pub mod instances;
 pub mod launch;
 pub mod mma;

@@ -353,6 +353,14 @@ pub(crate) fn page_shift(page_size: u64) -> i32 {
     if page_size.is_power_of_two() { page_size.trailing_zeros().cast_signed() } else { -1 }
 }
 
+/// A shift that leaves nothing of any key, so that its column of the block table is 0.
+const ONE_PAGE: i32 = 30;
+
+/// Whether a request's keys lie in one page, as in dense scratch: finding it then takes no division, whatever its size.
+fn one_page(shape: &AttentionShape) -> bool {
+    shape.block_table_width == 1 && shape.page_size <= 1 << ONE_PAGE
+}
+
 /// Queues a validated, supported, non-empty call as planned.
 pub(crate) fn launch(
     device: &DeviceRef,
@@ -387,7 +395,12 @@ pub(crate) fn launch(
         row_tiles: extent(plan.row_tiles),
         splits: extent(plan.splits),
         total_q: extent(shape.total_q),
-        page_shift: page_shift(shape.page_size),
+        page_shift: match plan.kernel {
+            // `decode.cu` also asks whether pages hold its steps whole.
+            MmaKernel::Decode(_) => page_shift(shape.page_size),
+            _ if one_page(shape) => ONE_PAGE,
+            _ => page_shift(shape.page_size),
+        },
     };
     let (_, threads, shared_bytes) = plan.kernel.block();
     let config = LaunchConfig {
@@ -424,7 +437,7 @@ impl Partials {
         }
         let entries = splits * shape.total_q * shape.num_q_heads;
         let sums = entries * shape.head_dim_v * 4;
-        let (out, _) = scratch.take(Purpose::Partials, sums + entries * 8)?;
+        let out = scratch.take(Purpose::Partials, sums + entries * 8)?;
         Ok(Self { out, state: out.offset(sums) })
     }
 }

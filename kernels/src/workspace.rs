@@ -43,16 +43,22 @@ impl Workspace {
         self.pieces.iter().map(|(purpose, scratch)| (*purpose, scratch.bytes())).collect()
     }
 
-    /// A piece of at least `bytes` bytes, and whether it is new.
-    fn piece(&mut self, purpose: Purpose, bytes: u64) -> DeviceResult<(DevicePtr, bool)> {
+    /// A piece of at least `bytes` bytes, filled if it is new. One that could not be filled is not kept.
+    fn piece(
+        &mut self,
+        purpose: Purpose,
+        bytes: u64,
+        fill: impl FnOnce(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<DevicePtr> {
         let fits = |(p, s): &&(Purpose, Scratch)| *p == purpose && s.bytes() >= bytes;
         if let Some((_, found)) = self.pieces.iter().filter(fits).min_by_key(|(_, s)| s.bytes()) {
-            return Ok((found.ptr(), false));
+            return Ok(found.ptr());
         }
         let scratch = Scratch::new(&self.device, bytes, self.stream)?;
         let ptr = scratch.ptr();
+        fill(ptr)?;
         self.pieces.push((purpose, scratch));
-        Ok((ptr, true))
+        Ok(ptr)
     }
 
     /// Frees everything in stream order and reports the first failure, after trying all.
@@ -89,16 +95,27 @@ impl<'a> ScratchSource<'a> {
         }
     }
 
-    /// Memory of at least `bytes` bytes, and whether its contents are new.
-    pub(crate) fn take(&mut self, purpose: Purpose, bytes: u64) -> DeviceResult<(DevicePtr, bool)> {
+    /// Memory of at least `bytes` bytes.
+    pub(crate) fn take(&mut self, purpose: Purpose, bytes: u64) -> DeviceResult<DevicePtr> {
+        self.take_filled(purpose, bytes, |_| Ok(()))
+    }
+
+    /// The same, filled where its contents are new.
+    pub(crate) fn take_filled(
+        &mut self,
+        purpose: Purpose,
+        bytes: u64,
+        fill: impl FnOnce(DevicePtr) -> DeviceResult<()>,
+    ) -> DeviceResult<DevicePtr> {
         match self {
             Self::PerCall { device, stream, taken } => {
                 let scratch = Scratch::new(device, bytes, *stream)?;
                 let ptr = scratch.ptr();
+                fill(ptr)?;
                 taken.push(scratch);
-                Ok((ptr, true))
+                Ok(ptr)
             }
-            Self::Kept(workspace) => workspace.piece(purpose, bytes),
+            Self::Kept(workspace) => workspace.piece(purpose, bytes, fill),
         }
     }
 

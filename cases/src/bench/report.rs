@@ -129,6 +129,7 @@ impl BenchReport {
     #[must_use]
     pub fn has_mismatch(&self) -> bool {
         self.problems.iter().flat_map(|p| &p.arms).any(|arm| arm.mismatch.is_some())
+            || self.prefill.iter().any(|run| run.mismatch.is_some())
     }
 
     /// The report as a Markdown table, which is also what the terminal shows.
@@ -151,6 +152,10 @@ impl BenchReport {
                 "\n| 32k prefill | total s | tok/s | cache and scratch GiB |\n| --- | --- | --- | --- |"
             );
             for run in &self.prefill {
+                if let Some(why) = &run.mismatch {
+                    let _ = writeln!(text, "| {} | MISMATCH: {why} | | |", run.arm);
+                    continue;
+                }
                 let _ = writeln!(
                     text,
                     "| {} | {:.3} | {:.0} | {:.2} |",

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use kernels::ahead::DenseAhead;
 use kernels::args::{AttentionArgs, BatchMetadata, HostMetadata, PagedCache, Scale, StoreArgs};
 use kernels::arm::Arm;
 use kernels::device::{DeviceError, DevicePtr, DeviceRef, DeviceResult, StreamId};
@@ -137,12 +138,23 @@ fn launch(device: &DeviceRef, job: &Job, allocations: &[Allocation]) -> Result<(
             let args = attention_args(call, job, allocations);
             let knobs =
                 Knobs { splits: call.splits, uniform_query_len: call.uniform_query_len, ..Knobs::default() };
+            if call.ahead {
+                return attend_announced(device, &args, &knobs);
+            }
             paged_attention_with(device, StreamId::DEFAULT, Some(arm), &args, &knobs, None).map(|_| ())
         }
         Operation::Store(call) => {
             reshape_and_cache(device, StreamId::DEFAULT, &store_args(call, job, allocations))
         }
     }
+}
+
+/// Serves a call twice: the first time it announces itself, so that the second finds earlier tokens dequantised.
+fn attend_announced(device: &DeviceRef, args: &AttentionArgs, knobs: &Knobs) -> Result<(), LaunchError> {
+    let mut ahead = DenseAhead::new(device, StreamId::DEFAULT)?;
+    ahead.attend(args, knobs, Some(args))?;
+    ahead.attend(args, knobs, None)?;
+    Ok(ahead.release()?)
 }
 
 fn attention_args(call: &AttentionCall, job: &Job, allocations: &[Allocation]) -> AttentionArgs {

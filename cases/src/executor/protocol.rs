@@ -126,6 +126,8 @@ pub struct AttentionCall {
     pub host_metadata: bool,
     /// A fixed number of splits instead of the launch code's rule.
     pub splits: Option<u64>,
+    /// Whether a dense arm serves the call as one that was announced: dequantised ahead, but for its own tokens.
+    pub ahead: bool,
     /// The promise that every request has so many query rows.
     pub uniform_query_len: Option<u64>,
 }

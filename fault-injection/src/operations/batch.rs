@@ -192,11 +192,17 @@ impl Batch {
         (arm, knobs): (Arm, &Knobs),
         workspace: Option<&mut Workspace>,
     ) -> Result<(), LaunchError> {
-        for result in self.results() {
-            device.memset(result.ptr, 0xff, result.bytes, stream)?;
-        }
+        self.clear(device, stream)?;
         paged_attention_with(device, stream, Some(arm), &self.args, knobs, workspace)?;
         Ok(())
+    }
+
+    /// Fills the results with NaN.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn clear(&self, device: &DeviceRef, stream: StreamId) -> DeviceResult<()> {
+        self.results().try_for_each(|result| device.memset(result.ptr, 0xff, result.bytes, stream))
     }
 
     /// Waits for a stream and reads the results: output, then lse.

@@ -1,9 +1,11 @@
 //! The operations that are swept: every arm, and the ways in which they are put together.
 
+use kernels::ahead::DenseAhead;
 use kernels::args::StoreArgs;
 use kernels::arm::Arm;
 use kernels::device::{DeviceRef, StreamId};
 use kernels::error::LaunchError;
+use kernels::guards::{Capture, OwnedEvent, OwnedStream};
 use kernels::route::Knobs;
 use kernels::store::reshape_and_cache;
 use kernels::tensor::{Allocation, DType};
@@ -11,7 +13,6 @@ use kernels::workspace::Workspace;
 
 use super::Run;
 use super::batch::{Batch, BatchShape, Inputs};
-use super::guards::{Capture, OwnedEvent, OwnedStream};
 
 const STREAM: StreamId = StreamId::DEFAULT;
 
@@ -187,6 +188,23 @@ pub(super) fn two_streams(device: &DeviceRef) -> Result<Run, LaunchError> {
         end.release()?;
         start.release()?;
         side.release()?;
+        Ok(bytes)
+    }))
+}
+
+/// Two layers in turn; while the first attends, the second is dequantised on a stream of its own.
+pub(super) fn ahead(device: &DeviceRef) -> Result<Run, LaunchError> {
+    let (first, second) = (Batch::new(device, &PREFILL)?, Batch::new(device, &TWO_REQUESTS)?);
+    let knobs = Knobs::default();
+    Ok(Box::new(move |device| {
+        first.clear(device, STREAM)?;
+        second.clear(device, STREAM)?;
+        let mut ahead = DenseAhead::new(device, STREAM)?;
+        ahead.attend(&first.args, &knobs, Some(&second.args))?;
+        ahead.attend(&second.args, &knobs, None)?;
+        let mut bytes = first.read(device, STREAM)?;
+        bytes.extend(second.read(device, STREAM)?);
+        ahead.release()?;
         Ok(bytes)
     }))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result as driver, sys};
 
-use super::driver::{Pool, check};
+use super::driver::{Pool, Priority, check, new_stream};
 use super::nvrtc;
 use crate::device::{
     Device, DeviceError, DeviceInfo, DeviceKind, DevicePtr, DeviceResult, EventId, GraphId, KernelId,
@@ -144,7 +144,7 @@ impl CudaDevice {
         let info = describe(device)?;
         let pool = Pool::new(options.ordinal, options.memory_limit)?;
         let this = Self { context, device, pool: Some(pool), info, options, state: Mutex::default() };
-        let raw = new_stream()?;
+        let raw = new_stream(Priority::Highest)?;
         this.lock().streams.insert(StreamId::DEFAULT.0, Stream { raw, capture: None });
         Ok(Arc::new(this))
     }
@@ -188,6 +188,14 @@ impl CudaDevice {
     /// [`DeviceError::InvalidArgument`] for an unknown stream.
     pub fn raw_stream(&self, stream: StreamId) -> DeviceResult<*mut std::ffi::c_void> {
         Ok(self.lock().stream("raw_stream", stream)?.raw.cast())
+    }
+
+    fn add_stream(&self, priority: Priority) -> DeviceResult<StreamId> {
+        let mut state = self.bind()?;
+        let raw = new_stream(priority)?;
+        let id = state.fresh();
+        state.streams.insert(id, Stream { raw, capture: None });
+        Ok(StreamId(id))
     }
 
     fn load(&self, spec: &KernelSpec) -> DeviceResult<Kernel> {
@@ -259,14 +267,6 @@ impl Drop for Module {
 
 fn environment(call: &str, error: &driver::DriverError) -> DeviceError {
     DeviceError::Environment(format!("no usable CUDA device: {call}: {error:?}"))
-}
-
-fn new_stream() -> DeviceResult<sys::CUstream> {
-    let mut raw = std::ptr::null_mut();
-    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-    // SAFETY: the context is current; the pointer is valid.
-    check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut raw, flags) })?;
-    Ok(raw)
 }
 
 fn describe(device: sys::CUdevice) -> DeviceResult<DeviceInfo> {
@@ -345,11 +345,11 @@ impl Device for CudaDevice {
     }
 
     fn create_stream(&self) -> DeviceResult<StreamId> {
-        let mut state = self.bind()?;
-        let raw = new_stream()?;
-        let id = state.fresh();
-        state.streams.insert(id, Stream { raw, capture: None });
-        Ok(StreamId(id))
+        self.add_stream(Priority::Highest)
+    }
+
+    fn create_background_stream(&self) -> DeviceResult<StreamId> {
+        self.add_stream(Priority::Lowest)
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {

@@ -101,3 +101,29 @@ impl Drop for Pool {
         let _ = unsafe { sys::cuMemPoolDestroy(self.raw) };
     }
 }
+
+/// Whose blocks go first where several streams have some to place.
+pub(super) enum Priority {
+    Highest,
+    Lowest,
+}
+
+/// A stream that does not wait for the legacy default stream.
+pub(super) fn new_stream(priority: Priority) -> DeviceResult<sys::CUstream> {
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: the context is current; the pointers are valid.
+    check("cuCtxGetStreamPriorityRange", unsafe {
+        sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
+    })?;
+    let priority = match priority {
+        Priority::Highest => greatest,
+        Priority::Lowest => least,
+    };
+    let mut raw = std::ptr::null_mut();
+    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: as above; the priority is the driver's own.
+    check("cuStreamCreateWithPriority", unsafe {
+        sys::cuStreamCreateWithPriority(&raw mut raw, flags, priority)
+    })?;
+    Ok(raw)
+}

@@ -1,9 +1,9 @@
 //! Owners of streams, events, graphs and captures: each gives its handle back, on every way out.
 //!
-//! As with [`kernels::scratch::Scratch`], dropping reports nothing, since on the way out of a failure the first error is the
+//! As with [`crate::scratch::Scratch`], dropping reports nothing, since on the way out of a failure the first error is the
 //! one that counts; `release` is the checked path of success.
 
-use kernels::device::{DeviceRef, DeviceResult, EventId, GraphId, StreamId};
+use crate::device::{DeviceRef, DeviceResult, EventId, GraphId, StreamId};
 
 macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $id:ty, $destroy:ident) => {
@@ -57,6 +57,14 @@ impl OwnedStream {
     /// What the device reports.
     pub fn new(device: &DeviceRef) -> DeviceResult<Self> {
         device.create_stream().map(|id| Self::own(device, id))
+    }
+
+    /// A new stream whose work gives way to that of others.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn background(device: &DeviceRef) -> DeviceResult<Self> {
+        device.create_background_stream().map(|id| Self::own(device, id))
     }
 }
 
