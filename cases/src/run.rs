@@ -218,7 +218,7 @@ impl Runner<'_> {
 
     /// A dense arm gives the same bits where most of its scratch was filled while another call attended.
     fn announced(&mut self, inputs: &Inputs, main: &AttentionOutput) -> Step<Vec<Failure>> {
-        if ![Arm::Fp8Dense, Arm::Bf16Dense].map(Arm::name).contains(&self.arm) {
+        if !self.arm.parse().is_ok_and(Arm::is_dense) {
             return Ok(Vec::new());
         }
         let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };

@@ -4,8 +4,8 @@
 // The tokens of a call itself (the last of each request, as many as it has query rows) and those of earlier calls may be
 // covered apart: the latter are known before the former.
 //
-// The scratch holds one page per request: [num_requests, page (the longest sequence), num_kv_heads, head_dim], so with an
-// identity block table its paged address is its dense address. Slots beyond a sequence's length are not written.
+// The scratch holds one page per request: [num_requests, num_kv_heads, page (the longest sequence), head_dim], so with an
+// identity block table its paged address is its dense address, and the keys of a head lie one after another. Slots beyond a sequence's length are not written.
 
 #include "cast.cuh"
 
@@ -16,7 +16,7 @@
 struct DequantParams {
     const u8* k;             // pages of the fp8 cache
     const u8* v;
-    u8* dense_k;             // [num_requests, dense_page, num_kv_heads, head_dim] of TO_FORMAT
+    u8* dense_k;             // [num_requests, num_kv_heads, dense_page, head_dim] of TO_FORMAT
     u8* dense_v;
     const i32* block_table;
     const i32* seq_lens;
@@ -64,7 +64,7 @@ ATTEST_KERNEL(dequantise_dense, DequantParams, 256) {
         const i32 column = p.page_shift >= 0 ? token >> p.page_shift : token / p.page_size;
         const i64 slot = token - column * p.page_size;
         const i64 page = block_table_row[column];
-        const i64 to = (((request * p.dense_page) + token) * p.num_kv_heads + head) * p.head_dim + dim;
+        const i64 to = ((request * p.num_kv_heads + head) * p.dense_page + token) * p.head_dim + dim;
         const i64 from_k = page * p.k_page_stride + slot * p.k_slot_stride + head * p.k_head_stride + dim;
         const i64 from_v = page * p.v_page_stride + slot * p.v_slot_stride + head * p.v_head_stride + dim;
         dequantise(p.dense_k + to * 2, p.k + from_k * KV_FORMAT::bytes);

@@ -99,8 +99,8 @@ ATTEST_DEVICE void start_block(u8* shared, const MmaParams& p, const Work& w) {
     copy_queries(shared, p.attention, w);
     // The key rows are known to everybody.
     __syncthreads();
-    start_k(shared, w, w.first_tile);
-    start_v(shared, w, w.first_tile);
+    start_k(shared, p.attention, w, w.first_tile);
+    start_v(shared, p.attention, w, w.first_tile);
     copy_async_commit();
 }
 
@@ -129,8 +129,8 @@ MMA_KERNEL(ENTRY) {
             cast_tile(shared + Shared::v, shared + Shared::raw_v);
             __syncthreads();
         }
-        start_k(shared, w, tile + 1);
-        start_v(shared, w, tile + 1);
+        start_k(shared, p.attention, w, tile + 1);
+        start_v(shared, p.attention, w, tile + 1);
         copy_async_commit();
         Pages pages;
         ask_pages(pages, p, w, tile + 2);

@@ -156,14 +156,14 @@ ATTEST_DEVICE void start_block(u8* shared, Pages& pages, const MmaParams& p, con
     // The key rows are known to the late half.
     __syncthreads();
     if (late) {
-        start_k(shared, w, w.first_tile);
+        start_k(shared, p.attention, w, w.first_tile);
     }
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
     if (late) {
-        start_k(shared, w, w.first_tile + 1);
-        start_v(shared, w, w.first_tile);
+        start_k(shared, p.attention, w, w.first_tile + 1);
+        start_v(shared, p.attention, w, w.first_tile);
         copy_async_commit();
     }
 }
@@ -189,8 +189,8 @@ ATTEST_DEVICE void attend(u8* shared, ThreadRows& rows, Sums& sums, const MmaPar
         }
         sync_block();
         if (late) {
-            start_k(shared, w, tile + 2);
-            start_v(shared, w, tile + 1);
+            start_k(shared, p.attention, w, tile + 2);
+            start_v(shared, p.attention, w, tile + 1);
             copy_async_commit();
             note_key_rows(shared, pages, p, w, tile + 3);
         }

@@ -35,6 +35,8 @@
 #ifndef ENTRY
 #error "define ENTRY: the kernel's name"
 #endif
+// DENSE is defined where a request has one page, and each KV head's keys lie in it one after another without gaps: the
+// block table is not read then, and a tile is one stretch of memory.
 // An fp8 cache is cast by the software decoder unless CAST_HARDWARE is defined (sm_89 and later).
 
 constexpr int kWarps = WARPS;
@@ -50,6 +52,11 @@ constexpr int kWarpDims = kDim / kShares;
 constexpr bool kCast = KV_FORMAT::bytes == 1;
 // Score modifiers cost registers even where they are not asked for, so they have instances of their own.
 constexpr bool kModified = MODIFIED;
+#ifdef DENSE
+constexpr bool kDense = true;
+#else
+constexpr bool kDense = false;
+#endif
 constexpr u32 kFullWarp = 0xffffffffu;
 // The threads that look up keys and start copies: all, or where warps share rows the half that has the time (see there).
 constexpr int kCopyThreads = kThreads / kShares;
@@ -107,6 +114,9 @@ ATTEST_DEVICE i32 key_of_slot(const Work& w, i32 tile, i32 slot) {
 }
 
 ATTEST_DEVICE void ask_pages(Pages& pages, const MmaParams& p, const Work& w, i32 tile) {
+    if (kDense) {
+        return;
+    }
     const AttentionParams& a = p.attention;
     const i32* const block_table_row = a.block_table + w.request * a.block_table_stride;
     ATTEST_UNROLL_FULL
@@ -125,6 +135,9 @@ ATTEST_DEVICE const u8** key_rows(u8* shared, i32 tile) {
 
 // Notes the key rows of a tile, once their pages are known.
 ATTEST_DEVICE void note_key_rows(u8* shared, const Pages& pages, const MmaParams& p, const Work& w, i32 tile) {
+    if (kDense) {
+        return;
+    }
     const AttentionParams& a = p.attention;
     const u8** const rows = key_rows(shared, tile);
     ATTEST_UNROLL_FULL
@@ -189,16 +202,56 @@ ATTEST_DEVICE void start_tile(u8* to, const u8* const* rows) {
     }
 }
 
-// Starts the copies of a tile of K; none are left for the tile after the last.
-ATTEST_DEVICE void start_k(u8* shared, const Work& w, i32 tile) {
-    if (tile < w.end_tile) {
-        start_tile(shared + (kCast ? Shared::raw_k : Shared::k + tile % 2 * kTileBytes), key_rows(shared, tile));
+// The same where a tile is one stretch of memory, `keys` being the head's first key.
+ATTEST_DEVICE void start_dense_tile(u8* to, const u8* keys, const Work& w, i32 tile) {
+    const i32 first = tile * kKeyTile, thread = recomputed(copy_thread());
+    const u8* const from = keys + static_cast<i64>(first) * (kPieces * 16) + thread * 16;
+    if (first >= w.keys.begin && first + kKeyTile <= w.keys.end) {
+        const Piece even = piece_of(0);
+        const int even_offset = recomputed(even.row * kRowBytes + even.index * 16);
+        ATTEST_UNROLL_FULL
+        for (int round = 0; round < kRounds; ++round) {
+            const Piece piece = piece_of(round);
+            const int offset = kEvenRounds ? even_offset : piece.row * kRowBytes + piece.index * 16;
+            if (piece.exists) {
+                copy_async16(to + offset + piece.more * kRowBytes, from + round * kCopyThreads * 16);
+            }
+        }
+        return;
+    }
+    // Rows that no row of the block sees become zero.
+    ATTEST_UNROLL(1)
+    for (int item = thread; item < kKeyTile * kPieces; item += kCopyThreads) {
+        const i32 key = first + item / kPieces;
+        const bool seen = key >= w.keys.begin && key < w.keys.end;
+        const u8* const row = keys + (seen ? static_cast<i64>(first) * (kPieces * 16) + item * 16 : 0);
+        copy_async16(to + item / kPieces * kRowBytes + item % kPieces * 16, row, seen ? 16 : 0);
     }
 }
 
-ATTEST_DEVICE void start_v(u8* shared, const Work& w, i32 tile) {
-    if (tile < w.end_tile) {
-        u8* const to = shared + (kCast ? Shared::raw_v : Shared::v + tile % 2 * kTileBytes);
+// Starts the copies of a tile of K; none are left for the tile after the last.
+ATTEST_DEVICE void start_k(u8* shared, const AttentionParams& a, const Work& w, i32 tile) {
+    if (tile >= w.end_tile) {
+        return;
+    }
+    u8* const to = shared + (kCast ? Shared::raw_k : Shared::k + tile % 2 * kTileBytes);
+    if (kDense) {
+        const i64 head = recomputed(w.request) * a.k_page_stride + recomputed(w.kv_head) * a.k_head_stride;
+        start_dense_tile(to, a.k + head * KV_FORMAT::bytes, w, tile);
+    } else {
+        start_tile(to, key_rows(shared, tile));
+    }
+}
+
+ATTEST_DEVICE void start_v(u8* shared, const AttentionParams& a, const Work& w, i32 tile) {
+    if (tile >= w.end_tile) {
+        return;
+    }
+    u8* const to = shared + (kCast ? Shared::raw_v : Shared::v + tile % 2 * kTileBytes);
+    if (kDense) {
+        const i64 head = recomputed(w.request) * a.v_page_stride + recomputed(w.kv_head) * a.v_head_stride;
+        start_dense_tile(to, a.v + head * KV_FORMAT::bytes, w, tile);
+    } else {
         start_tile(to, key_rows(shared, tile) + kKeyTile);
     }
 }

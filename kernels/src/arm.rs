@@ -65,6 +65,12 @@ impl Arm {
         }
     }
 
+    /// Whether the arm fills dense scratch first.
+    #[must_use]
+    pub fn is_dense(self) -> bool {
+        matches!(self, Self::Fp8Dense | Self::Bf16Dense)
+    }
+
     /// The arm's support manifest: whether it serves a valid call of this shape.
     ///
     /// # Errors

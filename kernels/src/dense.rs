@@ -1,8 +1,8 @@
 //! The dense route: copy the pages once into a dense 16-bit scratch, then run an ordinary kernel on it.
 //!
 //! The scratch is a paged cache with one page per request, as long as the longest sequence, and an identity block
-//! table, so the paged address is the dense address. fp8 codes are cast unscaled; the scales stay folded into the
-//! softmax scale and the output.
+//! table, so the paged address is the dense address; the keys of a head lie one after another. fp8 codes are cast unscaled; the
+//! scales stay folded into the softmax scale and the output.
 
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
@@ -20,7 +20,7 @@ use crate::workspace::{Purpose, ScratchSource};
 const FILE: &str = "dequant.cu";
 const ENTRY: &str = "dequantise_dense";
 const THREADS: u64 = 256;
-/// Accesses of one thread: enough to have several in flight.
+/// Accesses of one thread where a whole cache is covered: enough to have several in flight.
 const ACCESSES_PER_THREAD: u64 = 4;
 
 /// `DequantParams` of `dequant.cu`.
@@ -228,13 +228,14 @@ impl Dense {
         shape: &AttentionShape,
         tokens: Tokens,
     ) -> (LaunchConfig, DequantParams) {
-        let longest = match tokens {
-            Tokens::Own => shape.max_query_len.min(shape.max_seq_len),
-            Tokens::All | Tokens::Earlier => shape.max_seq_len,
+        // The tokens of one call are few and waited for: more threads with one access each have them sooner.
+        let (longest, accesses) = match tokens {
+            Tokens::Own => (shape.max_query_len.min(shape.max_seq_len), 1),
+            Tokens::All | Tokens::Earlier => (shape.max_seq_len, ACCESSES_PER_THREAD),
         };
         let codes = if spec(shape).defines.contains(&("CODES", "16".to_owned())) { 16 } else { 8 };
         let per_token = shape.num_kv_heads * shape.head_dim_k / codes;
-        let tokens_per_block = (THREADS * ACCESSES_PER_THREAD).div_ceil(per_token).min(longest).max(1);
+        let tokens_per_block = (THREADS * accesses).div_ceil(per_token).min(longest).max(1);
         let blocks_per_request = longest.div_ceil(tokens_per_block);
         let strides = |t: &DeviceTensor| [t.strides[0], t.strides[1], t.strides[2]];
         let params = DequantParams {
@@ -266,8 +267,11 @@ impl Dense {
     /// The call on the scratch: the same query, masks, options and scales, other pages.
     fn inner_args(&self, args: &AttentionArgs, inner: &AttentionShape) -> AttentionArgs {
         let allocation = Allocation { ptr: self.k, bytes: self.bytes };
-        let shape = [inner.num_pages, inner.page_size, inner.num_kv_heads, inner.head_dim_k];
-        let k = DeviceTensor::contiguous(allocation, inner.kv_dtype, &shape);
+        let shape = [inner.num_pages, inner.num_kv_heads, inner.page_size, inner.head_dim_k];
+        let mut k = DeviceTensor::contiguous(allocation, inner.kv_dtype, &shape);
+        // Heads outside slots: the keys of a head lie one after another.
+        k.shape.swap(1, 2);
+        k.strides.swap(1, 2);
         let v = DeviceTensor { offset: self.bytes / 2, ..k.clone() };
         let table = Allocation { ptr: self.table, bytes: inner.num_requests * 4 };
         let mut inner_args = args.clone();

@@ -85,7 +85,7 @@ fn shapes(q_dtype: DType, kv_dtype: DType, head_dim: u64) -> Vec<AttentionShape>
 fn arm_instances(arm: Arm, shape: &AttentionShape, capability: &Capability) -> Vec<KernelSpec> {
     let knobs = Knobs { splits: Some(2), ..Knobs::default() };
     let Ok(route) = plan_arm(arm, shape, capability, &knobs) else { return Vec::new() };
-    let dense_arm = matches!(arm, Arm::Fp8Dense | Arm::Bf16Dense);
+    let dense_arm = arm.is_dense();
     let inner = if dense_arm { dense::inner_shape(shape) } else { shape.clone() };
     let mut specs = match &route.mma {
         Some(plan) => vec![mma::spec(&inner, launch::cast_of(arm), plan), mma::combine_spec(inner.q_dtype)],

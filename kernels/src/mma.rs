@@ -151,6 +151,9 @@ pub struct MmaPlan {
     pub row_tiles: u64,
     /// Parts of the keys.
     pub splits: u64,
+    /// Whether the kernel takes the keys of a head for one stretch of memory, as they are in dense scratch, and looks up no
+    /// pages. Prefill only.
+    pub dense: bool,
 }
 
 /// `MmaParams` of `packed.cuh`.
@@ -285,7 +288,8 @@ pub(crate) fn plan(
             knobs.max_splits.max(1),
         ),
     };
-    Ok(MmaPlan { kernel, row_tiles, splits: knobs.splits.unwrap_or(ruled).max(1) })
+    let dense = arm.is_dense() && matches!(kernel, MmaKernel::Prefill(_));
+    Ok(MmaPlan { kernel, row_tiles, splits: knobs.splits.unwrap_or(ruled).max(1), dense })
 }
 
 fn choose_kernel(
@@ -320,6 +324,9 @@ pub(crate) fn spec(shape: &AttentionShape, cast: Cast, plan: &MmaPlan) -> Kernel
     if cast == Cast::Hardware {
         defines.push(("CAST_HARDWARE", "1".to_owned()));
     }
+    if plan.dense {
+        defines.push(("DENSE", "1".to_owned()));
+    }
     let (file, entry) = match &plan.kernel {
         MmaKernel::Prefill(g) | MmaKernel::Verify(g) => {
             let entry = if matches!(plan.kernel, MmaKernel::Prefill(_)) { PREFILL } else { VERIFY };
@@ -351,14 +358,6 @@ pub(crate) fn combine_spec(out: DType) -> KernelSpec {
 /// The base-2 logarithm of a power of two, else -1.
 pub(crate) fn page_shift(page_size: u64) -> i32 {
     if page_size.is_power_of_two() { page_size.trailing_zeros().cast_signed() } else { -1 }
-}
-
-/// A shift that leaves nothing of any key, so that its column of the block table is 0.
-const ONE_PAGE: i32 = 30;
-
-/// Whether a request's keys lie in one page, as in dense scratch: finding it then takes no division, whatever its size.
-fn one_page(shape: &AttentionShape) -> bool {
-    shape.block_table_width == 1 && shape.page_size <= 1 << ONE_PAGE
 }
 
 /// Queues a validated, supported, non-empty call as planned.
@@ -395,12 +394,7 @@ pub(crate) fn launch(
         row_tiles: extent(plan.row_tiles),
         splits: extent(plan.splits),
         total_q: extent(shape.total_q),
-        page_shift: match plan.kernel {
-            // `decode.cu` also asks whether pages hold its steps whole.
-            MmaKernel::Decode(_) => page_shift(shape.page_size),
-            _ if one_page(shape) => ONE_PAGE,
-            _ => page_shift(shape.page_size),
-        },
+        page_shift: page_shift(shape.page_size),
     };
     let (_, threads, shared_bytes) = plan.kernel.block();
     let config = LaunchConfig {

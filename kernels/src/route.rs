@@ -144,7 +144,7 @@ pub fn plan_arm(
     }
     let lacks = |what: String, accepted: String| Err(Unsupported { arm, what, accepted });
     let needed = if arm == Arm::Fp8StagedHw { (8, 9) } else { (8, 0) };
-    let uses_tensor_cores = !matches!(arm, Arm::Fp8Dense | Arm::Bf16Dense) || dense::inner_is_mma(arm, shape);
+    let uses_tensor_cores = !arm.is_dense() || dense::inner_is_mma(arm, shape);
     if uses_tensor_cores && !capability.at_least(needed.0, needed.1) {
         let what = format!("compute capability {}.{}", capability.major, capability.minor);
         return lacks(what, format!("{}.{} or later", needed.0, needed.1));
