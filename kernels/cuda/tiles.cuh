@@ -72,6 +72,7 @@ constexpr int kBuffers = kCast ? 1 : 2;
 // Tiles whose key rows are known at once.
 constexpr int kRowRing = 4;
 
+static_assert(!kDense || !kCast, "dense scratch holds 16-bit elements");
 static_assert(kWarpDims % 16 == 0, "a matrix instruction takes 16 dims");
 static_assert(kWarpKeys % 16 == 0, "a matrix instruction takes 16 keys");
 
