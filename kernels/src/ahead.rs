@@ -19,8 +19,8 @@ use crate::workspace::ScratchSource;
 
 /// Runs attention calls one after another on one stream through the dense route, each told which call comes next.
 ///
-/// Holds two scratch areas, which grow to the largest call and are freed when this is dropped: one that is read while the
-/// other is filled. Not for a stream that is being captured.
+/// Holds two scratch areas, which grow to the largest call (each within [`Knobs::scratch_budget_bytes`]) and are freed when
+/// this is dropped: one that is read while the other is filled. Not for a stream that is being captured.
 pub struct DenseAhead {
     device: DeviceRef,
     stream: StreamId,
@@ -84,8 +84,8 @@ impl DenseAhead {
     /// the call, on the same stream.
     ///
     /// # Errors
-    /// As [`crate::launch::paged_attention`], for either call, before anything is queued; what the device reports. After a
-    /// failure nothing is under way on the background stream.
+    /// As [`crate::launch::paged_attention`], for either call, before anything is queued; what the device reports. Of an
+    /// announcement that fails, nothing is under way afterwards.
     pub fn attend(
         &mut self,
         args: &AttentionArgs,
