@@ -9,7 +9,8 @@ use cases::job::{AttentionJob, Variant, attention_job};
 use kernels::args::{AttentionArgs, BatchMetadata, PagedCache, Scale};
 use kernels::arm::Arm;
 use kernels::device::{DeviceKind, DeviceRef, StreamId};
-use kernels::launch::paged_attention;
+use kernels::launch::paged_attention_with;
+use kernels::route::Knobs;
 use kernels::tensor::{Allocation, DeviceTensor};
 use rstest::rstest;
 
@@ -83,7 +84,8 @@ impl Placed<'_> {
     fn run(&self, arm: Arm) -> Vec<u8> {
         let Operation::Attention { call, .. } = &self.job.operation else { panic!("not attention") };
         let args = self.args(call);
-        paged_attention(self.device, STREAM, arm, &args).expect("a launch");
+        let knobs = Knobs { splits: call.splits, ..Knobs::default() };
+        paged_attention_with(self.device, STREAM, Some(arm), &args, &knobs, None).expect("a launch");
         let mut out = vec![0; args.out.allocation.bytes as usize];
         self.device.copy_to_host(&mut out, args.out.allocation.ptr, STREAM).expect("a clean stream");
         out
@@ -95,12 +97,27 @@ impl Placed<'_> {
 #[case::scalar_fp8("scalar", "decode bf16 kv=e4m3 h4/2 d64 page16 HND causal q=[1,1] kv=[40,17] seed=2")]
 #[case::tensor_cores("mma", "mixed bf16 kv=bf16 h4/2 d64 page16 NHD causal q=[5,1] kv=[40,17] seed=3")]
 #[case::dequantised("fp8-dense", "mixed bf16 kv=e4m3 h4/2 d64 page16 NHD causal q=[5,1] kv=[40,17] seed=4")]
+#[case::decode("mma", "decode bf16 kv=bf16 h4/2 d64 page16 NHD q=[1,1] kv=[40,17] seed=5")]
+#[case::decode_row_by_row("mma", "decode f16 kv=f16 h4/2 d64 page5 HND q=[1,1] kv=[230,17] seed=6")]
+#[case::decode_fp8(
+    "fp8-staged-soft",
+    "decode bf16 kv=e4m3 h4/2 d64 page16 NHD q=[1,1] kv=[40,17] kscale=0.5 seed=7"
+)]
+#[case::decode_fp8_row_by_row(
+    "fp8-staged-hw",
+    "decode bf16 kv=e5m2 h4/2 d64 page5 NHD q=[1,1] kv=[230,17] vscale=2 seed=8"
+)]
+#[case::staged("fp8-staged-soft", "mixed f16 kv=e4m3 h4/2 d64 page16 NHD causal q=[5,1] kv=[40,17] seed=9")]
+#[case::large_heads("mma", "mixed bf16 kv=bf16 h2/2 d256 page8 HND causal q=[5,1] kv=[40,17] seed=10")]
 fn the_top_of_a_large_pool_is_read_like_the_start_of_a_small_one(#[case] arm: &str, #[case] line: &str) {
     let case: Case = line.parse().expect("a case");
     let inputs = Inputs::generate(&case).expect("inputs");
     let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
     let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
-    let AttentionJob { job, .. } = attention_job(&case, &inputs, arm, &spec, variant);
+    let AttentionJob { mut job, .. } = attention_job(&case, &inputs, arm, &spec, variant);
+    // In one split, a warp of the decode kernel looks up rows steps ahead of those that it copies.
+    let Operation::Attention { call, .. } = &mut job.operation else { panic!("not attention") };
+    call.splits = Some(1);
     let device = cases::devices::open(&spec).expect("a simt device");
     let near = Devices::with(spec, device.clone()).run(&job);
     let stride = inputs.views.k.page_stride as u64;
