@@ -1,6 +1,7 @@
 //! From inputs to the job that the device side runs: buffers, views and options in the kernels' vocabulary.
 
 mod metadata;
+mod rows;
 
 use kernels::tensor::DType;
 use ndarray::Array3;
@@ -10,8 +11,11 @@ use crate::case::{Case, Defect};
 use crate::executor::protocol::{AttentionCall, CacheSpec, Float, ScaleSpec, StoreCall};
 use crate::executor::{Buffer, DeviceSpec, Job, Operation, TensorSpec};
 use crate::inputs::{Inputs, Poison, StoreInputs};
+use crate::judge::AttentionOutput;
 use crate::problem::{Op, Problem, Scale};
+use crate::verdict::Failure;
 use metadata::Metadata;
+pub use rows::{Rows, packed, runs};
 
 /// How one launch of a case differs from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +26,8 @@ pub struct Variant {
     pub loose_metadata: bool,
     /// Whether inputs and caches come back besides the output.
     pub returns_inputs: bool,
+    /// How rows of q, out and lse lie.
+    pub rows: Rows,
 }
 
 /// Where a job's outputs lie among its buffers.
@@ -33,6 +39,41 @@ pub struct AttentionJob {
     pub out: usize,
     /// Index of `lse`, if it is asked for.
     pub lse: Option<usize>,
+}
+
+impl AttentionJob {
+    /// The output among the buffers that came back, rows one after another.
+    ///
+    /// # Panics
+    /// If buffers are missing.
+    #[must_use]
+    pub fn output(&self, returned: &[Vec<u8>]) -> AttentionOutput {
+        let of = |spec: &TensorSpec| packed(spec, self.returned(spec.buffer, returned));
+        let Operation::Attention { call, .. } = &self.job.operation else { unreachable!("an attention job") };
+        AttentionOutput { out: of(&call.out), lse: call.lse.as_ref().map(of) }
+    }
+
+    /// Writes between the rows of the output.
+    ///
+    /// # Panics
+    /// If buffers are missing.
+    #[must_use]
+    pub fn writes_in_gaps(&self, returned: &[Vec<u8>]) -> Vec<Failure> {
+        let Operation::Attention { call, .. } = &self.job.operation else { unreachable!("an attention job") };
+        let outputs = [Some(&call.out), call.lse.as_ref()].into_iter().flatten();
+        let failure = |spec: &TensorSpec| {
+            let sent = &self.job.buffers[spec.buffer];
+            let changed = rows::changed_gaps(spec, &sent.bytes, self.returned(spec.buffer, returned));
+            let buffer = format!("{} between its rows", sent.name);
+            let first = *changed.first()?;
+            Some(Failure::Modified { buffer, bytes: changed.len(), first })
+        };
+        outputs.filter_map(failure).collect()
+    }
+
+    fn returned<'a>(&self, index: usize, returned: &'a [Vec<u8>]) -> &'a [u8] {
+        &returned[self.job.buffers[..index].iter().filter(|buffer| buffer.returned).count()]
+    }
 }
 
 /// The element type of the kernels' crate for a format.
@@ -161,13 +202,17 @@ pub fn attention_job(
     let rows = problem.total_query_rows();
     let heads = problem.num_q_heads;
     let q_type = dtype(problem.query_format);
+    let gaps = variant.rows.gaps(arm, problem.query_format.size_bytes());
+    let (filler, lse_filler) = (sentinel(problem.query_format), sentinel(Format::F32));
     let q_bytes = encoded(&inputs.query, problem.query_format);
-    let q = builder.tensor("q", q_type, &[rows, heads, problem.head_dim], q_bytes, returned);
-    let out_elements = rows * heads * problem.head_dim_v;
-    let out_bytes = sentinel(problem.query_format).repeat(out_elements);
-    let out = builder.tensor("out", q_type, &[rows, heads, problem.head_dim_v], out_bytes, true);
+    let q_shape = [rows, heads, problem.head_dim];
+    let q = builder.rows(("q", q_type, &q_shape), q_bytes, returned, (gaps.q, &filler));
+    let out_shape = [rows, heads, problem.head_dim_v];
+    let unwritten = filler.repeat(out_shape.iter().product());
+    let out = builder.rows(("out", q_type, &out_shape), unwritten, true, (gaps.out, &filler));
     let lse = problem.wants_lse.then(|| {
-        builder.tensor("lse", DType::F32, &[rows, heads], sentinel(Format::F32).repeat(rows * heads), true)
+        let unwritten = lse_filler.repeat(rows * heads);
+        builder.rows(("lse", DType::F32, &[rows, heads]), unwritten, true, (gaps.lse, &lse_filler))
     });
     let cache =
         builder.cache(problem, [&inputs.views.k, &inputs.views.v], inputs.caches(variant.poison), returned);

@@ -11,7 +11,7 @@ use oracle::Reference;
 use crate::case::{Case, Expectation, Relation};
 use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, PoolUse, Reply, protocol::Status};
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{AttentionJob, Variant, attention_job, store_job};
+use crate::job::{AttentionJob, Rows, Variant, attention_job, store_job};
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
 use crate::metamorphic;
 use crate::problem::Op;
@@ -146,7 +146,12 @@ impl Runner<'_> {
     fn relation(&mut self, relation: Relation, prepared: &Prepared) -> Step<Verdict> {
         let (case, arm, device) = (self.case, self.arm, self.settings.plain_device());
         let mut attend = |case: &Case, inputs: &Inputs, splits| {
-            let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
+            let variant = Variant {
+                poison: Poison::Nan,
+                loose_metadata: false,
+                returns_inputs: false,
+                rows: Rows::Packed,
+            };
             let mut job = attention_job(case, inputs, arm, &device, variant);
             if let Operation::Attention { call, .. } = &mut job.job.operation {
                 call.splits = splits;
@@ -159,7 +164,8 @@ impl Runner<'_> {
 
     fn plain_attention(&mut self, Prepared { inputs, references }: &Prepared) -> Step<Verdict> {
         let device = self.settings.main_device(self.case);
-        let main = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true };
+        let main =
+            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
         let job = attention_job(self.case, inputs, self.arm, &device, main);
         let (output, returned) = self.attend(&job)?;
         let (mut failures, worst_share) = self.judge(inputs, references, &output)?;
@@ -191,20 +197,34 @@ impl Runner<'_> {
     ) -> Step<Vec<Failure>> {
         let plain = self.settings.plain_device();
         let other_order = DeviceSpec { schedule: Some(OTHER_SCHEDULE), ..plain.clone() };
+        // A foreign kernel is given what its interface promises by its own checks.
+        let apart = if self.arm.parse::<Arm>().is_ok() { Rows::Apart } else { Rows::Packed };
         let runs = [
             (
                 Poison::Zero,
                 &plain,
+                Rows::Packed,
                 "unowned bytes (NaN or zero), or how the device runs the kernel (checked or not)",
             ),
-            (Poison::Infinity, &plain, "unowned bytes (NaN or infinity)"),
-            (Poison::Huge, &other_order, "unowned bytes (NaN or 2^100), or the order of lanes and blocks"),
+            (
+                Poison::Infinity,
+                &plain,
+                apart,
+                "unowned bytes (NaN or infinity), or how far apart rows of q, out and lse lie",
+            ),
+            (
+                Poison::Huge,
+                &other_order,
+                Rows::Packed,
+                "unowned bytes (NaN or 2^100), or the order of lanes and blocks",
+            ),
         ];
-        for (poison, device, on) in runs {
-            let variant = Variant { poison, loose_metadata: false, returns_inputs: false };
+        for (poison, device, rows, on) in runs {
+            let variant = Variant { poison, loose_metadata: false, returns_inputs: false, rows };
             let job = attention_job(self.case, inputs, self.arm, device, variant);
-            let (output, _) = self.attend(&job)?;
-            let failures = differences(&self.case.problem, on, main, &output);
+            let (output, returned) = self.attend(&job)?;
+            let mut failures = differences(&self.case.problem, on, main, &output);
+            failures.extend(job.writes_in_gaps(&returned));
             if !failures.is_empty() {
                 return Ok(failures);
             }
@@ -240,7 +260,8 @@ impl Runner<'_> {
         references: &[Reference],
         main: &AttentionOutput,
     ) -> Step<Vec<Failure>> {
-        let variant = Variant { poison: Poison::Nan, loose_metadata: true, returns_inputs: false };
+        let variant =
+            Variant { poison: Poison::Nan, loose_metadata: true, returns_inputs: false, rows: Rows::Packed };
         let job = attention_job(self.case, inputs, self.arm, &self.settings.plain_device(), variant);
         let (output, _) = self.attend(&job)?;
         let on = "upper bounds of the lengths in place of the lengths";
@@ -259,11 +280,7 @@ impl Runner<'_> {
     /// Runs an attention job to its end; returns its output, and all buffers that came back.
     fn attend(&mut self, job: &AttentionJob) -> Step<(AttentionOutput, Vec<Vec<u8>>)> {
         let reply = self.complete(&job.job)?;
-        let take = |index: usize| {
-            let position = job.job.buffers[..index].iter().filter(|buffer| buffer.returned).count();
-            reply.buffers[position].clone()
-        };
-        let output = AttentionOutput { out: take(job.out), lse: job.lse.map(take) };
+        let output = job.output(&reply.buffers);
         Ok((output, reply.buffers))
     }
 
@@ -329,7 +346,8 @@ impl Runner<'_> {
             return Ok(store_job(self.case, &inputs, &device));
         }
         let inputs = Inputs::generate(self.case).map_err(|error| no_inputs(&error))?;
-        let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true };
+        let variant =
+            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
         Ok(attention_job(self.case, &inputs, self.arm, &device, variant).job)
     }
 

@@ -14,44 +14,46 @@ use support::{STREAM, decode_all, device_as, download, encode_all, upload, uploa
 
 const DIM: u64 = 8;
 
-/// A cache of e4m3 with one slot to a page and one head: K row, then V row.
+/// A cache of e4m3 with one head: in every slot a K row, then a V row.
 struct Far {
     device: DeviceRef,
     memory: Allocation,
     pages: u64,
-    page_stride: u64,
+    page_size: u64,
+    slot_stride: u64,
 }
 
 impl Far {
-    fn new(pages: u64, page_stride: u64) -> Self {
+    fn new(pages: u64, page_size: u64, slot_stride: u64) -> Self {
         let device = device_as(|options| options.mode = Mode::Fast);
-        let bytes = (pages - 1) * page_stride + 2 * DIM;
+        let bytes = (pages * page_size - 1) * slot_stride + 2 * DIM;
         let ptr = device.alloc(bytes, STREAM).expect("address space for the pool");
-        Self { device, memory: Allocation { ptr, bytes }, pages, page_stride }
+        Self { device, memory: Allocation { ptr, bytes }, pages, page_size, slot_stride }
     }
 
     fn cache(&self) -> PagedCache {
         let side = |offset| {
-            let shape = [self.pages, 1, 1, DIM];
-            let strides = [self.page_stride as i64, 2 * DIM as i64, DIM as i64, 1];
+            let shape = [self.pages, self.page_size, 1, DIM];
+            let strides =
+                [(self.page_size * self.slot_stride) as i64, self.slot_stride as i64, DIM as i64, 1];
             DeviceTensor::strided(self.memory, offset, DType::E4m3, &shape, &strides)
         };
         PagedCache { k_scale: Scale::ONE, v_scale: Scale::ONE, k: side(0), v: side(DIM) }
     }
 
-    /// Fills one page's K with `k` and its V with `v`.
-    fn write(&self, page: u64, k: f64, v: f64) {
+    /// Fills one slot's K with `k` and its V with `v`.
+    fn write(&self, slot: u64, k: f64, v: f64) {
         let row = encode_all(DType::E4m3, [[k; DIM as usize], [v; DIM as usize]].concat());
-        self.device.copy_to_device(self.memory.ptr.offset(page * self.page_stride), &row, STREAM).unwrap();
+        self.device.copy_to_device(self.memory.ptr.offset(slot * self.slot_stride), &row, STREAM).unwrap();
     }
 
-    fn read(&self, page: u64) -> Vec<f64> {
+    fn read(&self, slot: u64) -> Vec<f64> {
         let mut row = [0; 2 * DIM as usize];
-        self.device.copy_to_host(&mut row, self.memory.ptr.offset(page * self.page_stride), STREAM).unwrap();
+        self.device.copy_to_host(&mut row, self.memory.ptr.offset(slot * self.slot_stride), STREAM).unwrap();
         decode_all(DType::E4m3, &row)
     }
 
-    /// The mean of V over two pages: q is zero.
+    /// The mean of V over two keys of these pages: q is zero.
     fn mean(&self, pages: [u64; 2]) -> Vec<f64> {
         let device = &self.device;
         let q = upload_f32(device, &[1, 1, DIM], &[0.0; DIM as usize]);
@@ -86,7 +88,7 @@ impl Far {
 #[test]
 fn a_pool_of_more_than_2_to_the_32_elements() {
     // Page 1 ends past 2^31, page 3 past 2^32: truncated offsets land in page 0 or before it.
-    let far = Far::new(4, (1 << 31) - 64);
+    let far = Far::new(4, 1, (1 << 31) - 64);
     for page in 0..4 {
         far.write(page, 1.0, 2.0 + page as f64);
     }
@@ -97,9 +99,20 @@ fn a_pool_of_more_than_2_to_the_32_elements() {
     assert_eq!(far.mean([3, 3]), vec![6.5; DIM as usize]);
 }
 
+#[test]
+fn a_page_of_more_than_2_to_the_31_elements() {
+    let far = Far::new(1, 2, (1 << 31) + 64);
+    far.write(0, 1.0, 2.0);
+    far.write(1, 1.0, 5.0);
+    assert_eq!(far.mean([0, 0]), vec![3.5; DIM as usize]);
+    far.store(1, -1.0, 6.0);
+    assert_eq!(far.read(1), [[-1.0; DIM as usize], [6.0; DIM as usize]].concat());
+    assert_eq!(far.mean([0, 0]), vec![4.0; DIM as usize]);
+}
+
 #[rstest]
 fn page_numbers_of_every_magnitude(#[values(255, 256, 32_768, 65_535, 65_536, 1 << 24)] page: u64) {
-    let far = Far::new(page + 1, 2 * DIM);
+    let far = Far::new(page + 1, 1, 2 * DIM);
     far.write(0, 1.0, 1.0);
     far.write(page & 0xffff, 1.0, 2.0);
     far.store(page, 1.0, 4.0);

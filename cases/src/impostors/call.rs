@@ -6,6 +6,7 @@ use oracle::Format;
 
 use crate::executor::protocol::{AttentionCall, ScaleSpec};
 use crate::executor::{Job, TensorSpec};
+use crate::job::packed;
 
 /// K or V of the paged cache: raw bytes and the view of them.
 pub(super) struct Side<'a> {
@@ -162,9 +163,8 @@ pub(super) fn scale_of(scales: &[f64], kv_head: usize) -> f64 {
 
 /// Values of a row-major tensor that starts its buffer.
 fn floats(job: &Job, spec: &TensorSpec) -> Vec<f64> {
-    let elements: usize = spec.shape.iter().map(|n| *n as usize).product();
-    let values = format(spec.dtype).decode_bytes(&job.buffers[spec.buffer].bytes);
-    values.into_iter().take(elements).map(f64::from).collect()
+    let values = format(spec.dtype).decode_bytes(&packed(spec, &job.buffers[spec.buffer].bytes));
+    values.into_iter().map(f64::from).collect()
 }
 
 /// The oracle's format of a floating-point element type.

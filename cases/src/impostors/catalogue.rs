@@ -6,6 +6,7 @@ mod masks;
 mod numbers;
 mod options;
 mod refusals;
+mod rows;
 mod splits;
 mod stores;
 
@@ -26,6 +27,7 @@ pub fn all() -> Vec<Impostor> {
         numbers::impostors(),
         stores::impostors(),
         refusals::impostors(),
+        rows::impostors(),
     ]
     .concat();
     all.sort_by_key(|impostor| impostor.kind);

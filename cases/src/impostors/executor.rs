@@ -13,6 +13,7 @@ use super::{Behaviour, Impostor};
 use crate::executor::device_side::Devices;
 use crate::executor::protocol::{AttentionCall, Status};
 use crate::executor::{Executor, Job, Operation, Outcome, PoolUse, Reply};
+use crate::job::runs;
 use crate::session::recorder::Recorder;
 
 /// Answers as an impostor does, or rightly.
@@ -94,20 +95,21 @@ fn computed(impostor: Option<&Impostor>, job: &Job) -> Reply {
 /// Rounds the answer to the formats of `out` and `lse` and writes what the kernel writes.
 fn write_answer(call: &AttentionCall, answer: &Answer, buffers: &mut [Vec<u8>]) {
     let out = format(call.out.dtype);
-    let row = answer.out.dim().2 * out.size_bytes();
     let heads = answer.out.dim().1;
+    let rows = runs(&call.out);
     for ((place, head), written) in answer.writes_out.indexed_iter() {
         if *written {
             let values: Vec<f32> =
                 answer.out.slice(s![place, head, ..]).iter().map(|x| out.round(*x) as f32).collect();
-            let at = (place * heads + head) * row;
-            buffers[call.out.buffer][at..at + row].copy_from_slice(&out.encode_to_bytes(&values));
+            let row = rows[place * heads + head].clone();
+            buffers[call.out.buffer][row].copy_from_slice(&out.encode_to_bytes(&values));
         }
     }
     let Some(lse) = &call.lse else { return };
+    let values: Vec<usize> = runs(lse).into_iter().flat_map(|run| run.step_by(4)).collect();
     for ((place, head), written) in answer.writes_lse.indexed_iter() {
         if *written {
-            let at = (place * heads + head) * 4;
+            let at = values[place * heads + head];
             let value = answer.lse[[place, head]] as f32;
             buffers[lse.buffer][at..at + 4].copy_from_slice(&value.to_le_bytes());
         }

@@ -18,7 +18,7 @@ use crate::events::{Consumer, Event};
 use crate::executor::DeviceSpec;
 use crate::executor::device_side::Devices;
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{Variant, attention_job, store_job};
+use crate::job::{Rows, Variant, attention_job, store_job};
 use crate::problem::Op;
 use crate::run::Settings;
 use crate::support;
@@ -145,7 +145,12 @@ fn launch(case: &Case, arm: &str, device: &DeviceRef) {
     let job = if case.problem.op == Op::Store {
         StoreInputs::generate(case).ok().map(|inputs| store_job(case, &inputs, &spec))
     } else {
-        let variant = Variant { poison: Poison::Zero, loose_metadata: false, returns_inputs: false };
+        let variant = Variant {
+            poison: Poison::Zero,
+            loose_metadata: false,
+            returns_inputs: false,
+            rows: Rows::Packed,
+        };
         Inputs::generate(case).ok().map(|inputs| attention_job(case, &inputs, arm, &spec, variant).job)
     };
     if let Some(job) = job {
@@ -212,7 +217,12 @@ mod tests {
             for arm in arms_of(&small, &arms) {
                 let device: DeviceRef = Arc::new(Recorder::new(card()));
                 let inputs = Inputs::generate(&small).expect("the case can be laid out");
-                let variant = Variant { poison: Poison::Zero, loose_metadata: false, returns_inputs: false };
+                let variant = Variant {
+                    poison: Poison::Zero,
+                    loose_metadata: false,
+                    returns_inputs: false,
+                    rows: Rows::Packed,
+                };
                 let job = attention_job(&small, &inputs, arm, &spec, variant).job;
                 let status = Devices::with(spec.clone(), device).run(&job).status;
                 let refused = matches!(status, Status::Unsupported { .. });

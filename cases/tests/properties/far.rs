@@ -5,7 +5,7 @@ use cases::executor::device_side::Devices;
 use cases::executor::protocol::{AttentionCall, ScaleSpec};
 use cases::executor::{DeviceSpec, Job, Operation, TensorSpec};
 use cases::inputs::{Inputs, Poison};
-use cases::job::{AttentionJob, Variant, attention_job};
+use cases::job::{AttentionJob, Rows, Variant, attention_job};
 use kernels::args::{AttentionArgs, BatchMetadata, PagedCache, Scale};
 use kernels::arm::Arm;
 use kernels::device::{DeviceKind, DeviceRef, StreamId};
@@ -21,6 +21,8 @@ struct Placed<'a> {
     device: &'a DeviceRef,
     job: &'a Job,
     pages_before: u64,
+    /// The bound of the lengths that the launch code is told.
+    max_seq_len: u64,
 }
 
 impl Placed<'_> {
@@ -71,7 +73,7 @@ impl Placed<'_> {
             seq_lens: self.tensor(&call.seq_lens),
             query_start_loc: self.tensor(&call.query_start_loc),
             max_query_len: call.max_query_len,
-            max_seq_len: call.max_seq_len,
+            max_seq_len: self.max_seq_len.max(call.max_seq_len),
         };
         AttentionArgs {
             softmax_scale: call.softmax_scale.0,
@@ -84,7 +86,8 @@ impl Placed<'_> {
     fn run(&self, arm: Arm) -> Vec<u8> {
         let Operation::Attention { call, .. } = &self.job.operation else { panic!("not attention") };
         let args = self.args(call);
-        let knobs = Knobs { splits: call.splits, ..Knobs::default() };
+        // Whoever has the memory may raise the budget of dense scratch; here it is address space only.
+        let knobs = Knobs { splits: call.splits, scratch_budget_bytes: u64::MAX, ..Knobs::default() };
         paged_attention_with(self.device, STREAM, Some(arm), &args, &knobs, None).expect("a launch");
         let mut out = vec![0; args.out.allocation.bytes as usize];
         self.device.copy_to_host(&mut out, args.out.allocation.ptr, STREAM).expect("a clean stream");
@@ -113,7 +116,8 @@ fn the_top_of_a_large_pool_is_read_like_the_start_of_a_small_one(#[case] arm: &s
     let case: Case = line.parse().expect("a case");
     let inputs = Inputs::generate(&case).expect("inputs");
     let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
-    let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
+    let variant =
+        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
     let AttentionJob { mut job, .. } = attention_job(&case, &inputs, arm, &spec, variant);
     // In one split, a warp of the decode kernel looks up rows steps ahead of those that it copies.
     let Operation::Attention { call, .. } = &mut job.operation else { panic!("not attention") };
@@ -121,7 +125,24 @@ fn the_top_of_a_large_pool_is_read_like_the_start_of_a_small_one(#[case] arm: &s
     let device = cases::devices::open(&spec).expect("a simt device");
     let near = Devices::with(spec, device.clone()).run(&job);
     let stride = inputs.views.k.page_stride as u64;
-    let far = Placed { device: &device, job: &job, pages_before: (1 << 31) / stride + 3 };
+    let far = Placed { device: &device, job: &job, pages_before: (1 << 31) / stride + 3, max_seq_len: 0 };
     assert!(near.buffers[0].iter().any(|byte| *byte != 0), "{:?}", near.status);
     assert!(far.run(arm.parse().expect("an arm")) == near.buffers[0], "{arm}: {line}");
+}
+
+#[test]
+fn a_dense_scratch_of_more_than_2_to_the_31_elements_is_written_and_read_like_a_small_one() {
+    let case: Case =
+        "mixed bf16 kv=e4m3 h8/8 d256 page16 NHD causal q=[2,1] kv=[9,17] seed=5".parse().expect("a case");
+    let inputs = Inputs::generate(&case).expect("inputs");
+    let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
+    let variant =
+        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+    let job = attention_job(&case, &inputs, "fp8-dense", &spec, variant).job;
+    let device = cases::devices::open(&spec).expect("a simt device");
+    let near = Devices::with(spec, device.clone()).run(&job);
+    assert!(near.buffers[0].iter().any(|byte| *byte != 0), "{:?}", near.status);
+    // The second request's keys start at element 2^31 of the scratch.
+    let far = Placed { device: &device, job: &job, pages_before: 0, max_seq_len: (1 << 31) / (8 * 256) };
+    assert!(far.run(Arm::Fp8Dense) == near.buffers[0]);
 }
