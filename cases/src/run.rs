@@ -241,7 +241,8 @@ impl Runner<'_> {
         if !self.arm.parse().is_ok_and(Arm::is_dense) {
             return Ok(Vec::new());
         }
-        let variant = Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false };
+        let variant =
+            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
         // Checked: memory that comes back from the pool may hold what an earlier run left there, which is right.
         let device = self.settings.main_device(self.case);
         let mut job = attention_job(self.case, inputs, self.arm, &device, variant);
