@@ -98,3 +98,29 @@ fn launch(
         (_, None) => scalar::launch(device, stream, args, shape),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_missing_extent_leaves_nothing_to_compute() {
+        let full = AttentionShape::example();
+        assert!(!nothing_to_compute(&full));
+        assert!(nothing_to_compute(&AttentionShape { total_q: 0, ..full.clone() }));
+        assert!(nothing_to_compute(&AttentionShape { num_requests: 0, ..full.clone() }));
+        assert!(nothing_to_compute(&AttentionShape { max_query_len: 0, ..full }));
+    }
+
+    #[test]
+    fn staged_arms_cast_and_no_other() {
+        for arm in Arm::ALL.iter().copied() {
+            let wanted = match arm {
+                Arm::Fp8StagedSoft => Cast::Software,
+                Arm::Fp8StagedHw => Cast::Hardware,
+                _ => Cast::None,
+            };
+            assert_eq!(cast_of(arm), wanted, "{arm}");
+        }
+    }
+}

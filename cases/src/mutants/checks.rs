@@ -272,7 +272,7 @@ fn edges_of(problem: &Problem) -> impl Iterator<Item = String> {
     requests.flat_map(move |(q_len, kv_len)| {
         let rows = q_len * group;
         let filled = if rows.is_multiple_of(8) { "full" } else { "partly filled" };
-        let rows = format!("{filled} block of rows, {} eights", rows.div_ceil(8).min(3));
+        let filled = format!("{filled} block of rows, {} eights", rows.div_ceil(8).min(3));
         // The first key that the first row sees, where the window hides some before it.
         let start =
             left.and_then(|left| usize::try_from((*kv_len as i64 - *q_len as i64).saturating_sub(left)).ok());
@@ -281,7 +281,11 @@ fn edges_of(problem: &Problem) -> impl Iterator<Item = String> {
             format!("window starts {} a page, {} a step", at(problem.page_size), at(16))
         });
         let apart = left.is_some_and(|left| causal && left < *q_len as i64 - 1);
-        [Some(rows), start, apart.then(|| "rows without a key in common".to_owned())].into_iter().flatten()
+        let apart = apart.then(|| "rows without a key in common".to_owned());
+        // A dim of V in place of one of K shows in each of several rows and of several keys of a thread.
+        let unequal = (problem.head_dim != problem.head_dim_v)
+            .then(|| format!("unequal dims, more rows {}, more keys {}", rows > 4, *kv_len > 32));
+        [Some(filled), start, apart, unequal].into_iter().flatten()
     })
 }
 
