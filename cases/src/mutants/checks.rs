@@ -206,6 +206,12 @@ fn features_of(check: &Check) -> BTreeSet<String> {
         for (name, value) in &kernel.defines {
             features.insert(format!("{} {name}={value}", kernel.file));
         }
+        // Rows of the decode kernel that are all alike, or all but one zero, hide what is done to the others.
+        if !value("ROWS").is_empty() {
+            let (rows, format) = (value("ROWS"), value("KV_FORMAT"));
+            features
+                .insert(format!("{} {rows} rows of {format}, data {}", kernel.file, check.item.case.data));
+        }
         features.insert(format!(
             "{} {} {}",
             kernel.file,
