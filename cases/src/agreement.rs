@@ -15,7 +15,7 @@ use crate::case::{Case, Expectation};
 use crate::executor::protocol::Status;
 use crate::executor::{DeviceSpec, Executor, Outcome};
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{Rows, Variant, attention_job, store_job};
+use crate::job::{Variant, attention_job, store_job};
 use crate::problem::Op;
 use crate::session::Item;
 use crate::support;
@@ -191,8 +191,7 @@ fn run_side(
         return Ok(buffers.into_iter().map(|bytes| Output { name: "cache", format: cache, bytes }).collect());
     }
     let inputs = Inputs::generate(case).map_err(|error| error.to_string())?;
-    let variant =
-        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+    let variant = Variant::plain(Poison::Nan);
     let job = attention_job(case, &inputs, arm, device, variant);
     let buffers = run(executor, &job.job)?;
     let returned = |index: usize| job.job.buffers[..index].iter().filter(|buffer| buffer.returned).count();

@@ -30,6 +30,14 @@ pub struct Variant {
     pub rows: Rows,
 }
 
+impl Variant {
+    /// The launch that others are told apart from: exact lengths and host copies, the output alone back, rows one after another.
+    #[must_use]
+    pub const fn plain(poison: Poison) -> Self {
+        Self { poison, loose_metadata: false, returns_inputs: false, rows: Rows::Packed }
+    }
+}
+
 /// Where a job's outputs lie among its buffers.
 #[derive(Clone, Debug)]
 pub struct AttentionJob {
@@ -49,7 +57,7 @@ impl AttentionJob {
     #[must_use]
     pub fn output(&self, returned: &[Vec<u8>]) -> AttentionOutput {
         let of = |spec: &TensorSpec| packed(spec, self.returned(spec.buffer, returned));
-        let Operation::Attention { call, .. } = &self.job.operation else { unreachable!("an attention job") };
+        let call = self.call();
         AttentionOutput { out: of(&call.out), lse: call.lse.as_ref().map(of) }
     }
 
@@ -59,7 +67,7 @@ impl AttentionJob {
     /// If buffers are missing.
     #[must_use]
     pub fn writes_in_gaps(&self, returned: &[Vec<u8>]) -> Vec<Failure> {
-        let Operation::Attention { call, .. } = &self.job.operation else { unreachable!("an attention job") };
+        let call = self.call();
         let outputs = [Some(&call.out), call.lse.as_ref()].into_iter().flatten();
         let failure = |spec: &TensorSpec| {
             let sent = &self.job.buffers[spec.buffer];
@@ -69,6 +77,19 @@ impl AttentionJob {
             Some(Failure::Modified { buffer, bytes: changed.len(), first })
         };
         outputs.filter_map(failure).collect()
+    }
+
+    fn call(&self) -> &AttentionCall {
+        let Operation::Attention { call, .. } = &self.job.operation else { unreachable!("an attention job") };
+        call
+    }
+
+    /// The call, to be changed.
+    pub fn call_mut(&mut self) -> &mut AttentionCall {
+        let Operation::Attention { call, .. } = &mut self.job.operation else {
+            unreachable!("an attention job")
+        };
+        call
     }
 
     fn returned<'a>(&self, index: usize, returned: &'a [Vec<u8>]) -> &'a [u8] {

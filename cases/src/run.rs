@@ -9,7 +9,7 @@ use kernels::device::DeviceKind;
 use oracle::Reference;
 
 use crate::case::{Case, Expectation, Relation};
-use crate::executor::{DeviceSpec, Executor, Job, Operation, Outcome, PoolUse, Reply, protocol::Status};
+use crate::executor::{DeviceSpec, Executor, Job, Outcome, PoolUse, Reply, protocol::Status};
 use crate::inputs::{Inputs, Poison, StoreInputs};
 use crate::job::{AttentionJob, Rows, Variant, attention_job, store_job};
 use crate::judge::{AttentionOutput, differences, judge_attention, judge_store, modified_inputs};
@@ -146,16 +146,9 @@ impl Runner<'_> {
     fn relation(&mut self, relation: Relation, prepared: &Prepared) -> Step<Verdict> {
         let (case, arm, device) = (self.case, self.arm, self.settings.plain_device());
         let mut attend = |case: &Case, inputs: &Inputs, splits| {
-            let variant = Variant {
-                poison: Poison::Nan,
-                loose_metadata: false,
-                returns_inputs: false,
-                rows: Rows::Packed,
-            };
+            let variant = Variant::plain(Poison::Nan);
             let mut job = attention_job(case, inputs, arm, &device, variant);
-            if let Operation::Attention { call, .. } = &mut job.job.operation {
-                call.splits = splits;
-            }
+            job.call_mut().splits = splits;
             self.attend(&job).map(|(output, _)| output)
         };
         let (failures, worst_share) = metamorphic::hold(case, relation, arm, prepared, &mut attend)?;
@@ -164,8 +157,7 @@ impl Runner<'_> {
 
     fn plain_attention(&mut self, Prepared { inputs, references }: &Prepared) -> Step<Verdict> {
         let device = self.settings.main_device(self.case);
-        let main =
-            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
+        let main = Variant { returns_inputs: true, ..Variant::plain(Poison::Nan) };
         let job = attention_job(self.case, inputs, self.arm, &device, main);
         let (output, returned) = self.attend(&job)?;
         let (mut failures, worst_share) = self.judge(inputs, references, &output)?;
@@ -220,7 +212,7 @@ impl Runner<'_> {
             ),
         ];
         for (poison, device, rows, on) in runs {
-            let variant = Variant { poison, loose_metadata: false, returns_inputs: false, rows };
+            let variant = Variant { rows, ..Variant::plain(poison) };
             let job = attention_job(self.case, inputs, self.arm, device, variant);
             let (output, returned) = self.attend(&job)?;
             let mut failures = differences(&self.case.problem, on, main, &output);
@@ -241,14 +233,11 @@ impl Runner<'_> {
         if !self.arm.parse().is_ok_and(Arm::is_dense) {
             return Ok(Vec::new());
         }
-        let variant =
-            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+        let variant = Variant::plain(Poison::Nan);
         // Checked: memory that comes back from the pool may hold what an earlier run left there, which is right.
         let device = self.settings.main_device(self.case);
         let mut job = attention_job(self.case, inputs, self.arm, &device, variant);
-        if let Operation::Attention { call, .. } = &mut job.job.operation {
-            call.ahead = true;
-        }
+        job.call_mut().ahead = true;
         let (output, _) = self.attend(&job)?;
         Ok(differences(&self.case.problem, "dequantising before or within the call", main, &output))
     }
@@ -261,8 +250,7 @@ impl Runner<'_> {
         references: &[Reference],
         main: &AttentionOutput,
     ) -> Step<Vec<Failure>> {
-        let variant =
-            Variant { poison: Poison::Nan, loose_metadata: true, returns_inputs: false, rows: Rows::Packed };
+        let variant = Variant { loose_metadata: true, ..Variant::plain(Poison::Nan) };
         let job = attention_job(self.case, inputs, self.arm, &self.settings.plain_device(), variant);
         let (output, _) = self.attend(&job)?;
         let on = "upper bounds of the lengths in place of the lengths";
@@ -347,8 +335,7 @@ impl Runner<'_> {
             return Ok(store_job(self.case, &inputs, &device));
         }
         let inputs = Inputs::generate(self.case).map_err(|error| no_inputs(&error))?;
-        let variant =
-            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
+        let variant = Variant { returns_inputs: true, ..Variant::plain(Poison::Nan) };
         Ok(attention_job(self.case, &inputs, self.arm, &device, variant).job)
     }
 

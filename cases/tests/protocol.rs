@@ -5,7 +5,7 @@ use std::io::BufReader;
 use cases::executor::protocol::{Status, read_job, read_reply, write_job, write_reply};
 use cases::executor::{DeviceSpec, Job, PoolUse, Reply};
 use cases::inputs::{Inputs, Poison, StoreInputs};
-use cases::job::{Rows, Variant, attention_job, store_job};
+use cases::job::{Variant, attention_job, store_job};
 use kernels::device::{DeviceKind, Finding, FindingKind};
 use proptest::prelude::*;
 
@@ -17,8 +17,7 @@ fn device() -> DeviceSpec {
 fn jobs() -> Vec<Job> {
     let line = "mixed f32 kv=e4m3 h4/2 d32 page4 NHD causal win=3,- softcap=NaN alibi sinks scale=inf q=[3,2] kv=[9,6] kscale=[1,2] vscale=-inf seed=1";
     let attention = line.parse().unwrap();
-    let variant =
-        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
+    let variant = Variant { returns_inputs: true, ..Variant::plain(Poison::Nan) };
     let store = "store bf16 kv=e5m2 h2/2 d16 page4 NHD q=[3] kv=[8] seed=9".parse().unwrap();
     vec![
         attention_job(&attention, &Inputs::generate(&attention).unwrap(), "scalar", &device(), variant).job,

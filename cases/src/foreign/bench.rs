@@ -9,7 +9,7 @@ use super::support::adapted;
 use crate::case::Case;
 use crate::executor::{Buffer, DeviceSpec, Executor};
 use crate::inputs::{Inputs, Poison};
-use crate::job::{Rows, Variant, attention_job};
+use crate::job::{Variant, attention_job};
 use crate::reference::FOREIGN_ARM;
 use crate::run::Settings;
 use crate::verdict::Verdict;
@@ -83,8 +83,7 @@ fn times(case: &Case, executor: &mut dyn Executor, settings: &Settings) -> Resul
     let impossible = |error: oracle::OracleError| Verdict::Environment { message: error.to_string() };
     let inputs = Inputs::generate(case).map_err(impossible)?;
     let device = DeviceSpec { kind: settings.device, checked: false, schedule: None };
-    let variant =
-        Variant { poison: Poison::Zero, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+    let variant = Variant::plain(Poison::Zero);
     let mut job = attention_job(case, &inputs, FOREIGN_ARM, &device, variant).job;
     job.buffers.push(Buffer { name: CLOCK.to_owned(), bytes: vec![0; CALLS * 8], returned: true });
     let reply = crate::run::complete(&job, executor, settings)?;

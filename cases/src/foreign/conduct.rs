@@ -4,7 +4,7 @@
 use crate::case::{Case, Relation};
 use crate::executor::{DeviceSpec, Executor, Job};
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{AttentionJob, Rows, Variant, attention_job, store_job};
+use crate::job::{AttentionJob, Variant, attention_job, store_job};
 use crate::judge::{AttentionOutput, differences, judge_attention, modified_inputs};
 use crate::problem::Op;
 use crate::reference::references;
@@ -118,8 +118,7 @@ impl Runner<'_> {
         first: &AttentionOutput,
         here: &DeviceSpec,
     ) -> Step<Vec<Failure>> {
-        let variant =
-            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+        let variant = Variant::plain(Poison::Nan);
         let sizes = |case: &Case, inputs: &Inputs| -> Vec<usize> {
             let job = attention_job(case, inputs, self.arm, here, variant).job;
             job.buffers.iter().map(|buffer| buffer.bytes.len()).collect()
@@ -158,8 +157,7 @@ impl Runner<'_> {
 
     /// Runs the case; also what the run did to its inputs.
     fn attend(&mut self, inputs: &Inputs, device: &DeviceSpec) -> Step<(AttentionOutput, Vec<Failure>)> {
-        let variant =
-            Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: true, rows: Rows::Packed };
+        let variant = Variant { returns_inputs: true, ..Variant::plain(Poison::Nan) };
         self.run(&attention_job(self.case, inputs, self.arm, device, variant))
     }
 

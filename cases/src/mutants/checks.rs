@@ -14,7 +14,7 @@ use crate::catalogue::{CatalogueError, Tier, entries};
 use crate::executor::DeviceSpec;
 use crate::executor::device_side::Devices;
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{Rows, Variant, attention_job, store_job};
+use crate::job::{Variant, attention_job, store_job};
 use crate::problem::{Op, Problem};
 use crate::run::STORE_ARM;
 use crate::session::recorder::Recorder;
@@ -102,12 +102,7 @@ fn kernels_of(case: &Case, arm: &str, recorder: &Arc<Recorder>) -> Vec<KernelSpe
     let job = if case.problem.op == Op::Store {
         StoreInputs::generate(case).ok().map(|inputs| store_job(case, &inputs, &spec))
     } else {
-        let variant = Variant {
-            poison: Poison::Zero,
-            loose_metadata: false,
-            returns_inputs: false,
-            rows: Rows::Packed,
-        };
+        let variant = Variant::plain(Poison::Zero);
         Inputs::generate(case).ok().map(|inputs| attention_job(case, &inputs, arm, &spec, variant).job)
     };
     let Some(job) = job else { return Vec::new() };

@@ -18,7 +18,7 @@ use crate::events::{Consumer, Event};
 use crate::executor::DeviceSpec;
 use crate::executor::device_side::Devices;
 use crate::inputs::{Inputs, Poison, StoreInputs};
-use crate::job::{Rows, Variant, attention_job, store_job};
+use crate::job::{Variant, attention_job, store_job};
 use crate::problem::Op;
 use crate::run::Settings;
 use crate::support;
@@ -145,12 +145,7 @@ fn launch(case: &Case, arm: &str, device: &DeviceRef) {
     let job = if case.problem.op == Op::Store {
         StoreInputs::generate(case).ok().map(|inputs| store_job(case, &inputs, &spec))
     } else {
-        let variant = Variant {
-            poison: Poison::Zero,
-            loose_metadata: false,
-            returns_inputs: false,
-            rows: Rows::Packed,
-        };
+        let variant = Variant::plain(Poison::Zero);
         Inputs::generate(case).ok().map(|inputs| attention_job(case, &inputs, arm, &spec, variant).job)
     };
     if let Some(job) = job {
@@ -217,12 +212,7 @@ mod tests {
             for arm in arms_of(&small, &arms) {
                 let device: DeviceRef = Arc::new(Recorder::new(card()));
                 let inputs = Inputs::generate(&small).expect("the case can be laid out");
-                let variant = Variant {
-                    poison: Poison::Zero,
-                    loose_metadata: false,
-                    returns_inputs: false,
-                    rows: Rows::Packed,
-                };
+                let variant = Variant::plain(Poison::Zero);
                 let job = attention_job(&small, &inputs, arm, &spec, variant).job;
                 let status = Devices::with(spec.clone(), device).run(&job).status;
                 let refused = matches!(status, Status::Unsupported { .. });

@@ -5,7 +5,7 @@ use cases::executor::device_side::Devices;
 use cases::executor::protocol::{AttentionCall, ScaleSpec};
 use cases::executor::{DeviceSpec, Job, Operation, TensorSpec};
 use cases::inputs::{Inputs, Poison};
-use cases::job::{AttentionJob, Rows, Variant, attention_job};
+use cases::job::{AttentionJob, Variant, attention_job};
 use kernels::args::{AttentionArgs, BatchMetadata, PagedCache, Scale};
 use kernels::arm::Arm;
 use kernels::device::{DeviceKind, DeviceRef, StreamId};
@@ -116,8 +116,7 @@ fn the_top_of_a_large_pool_is_read_like_the_start_of_a_small_one(#[case] arm: &s
     let case: Case = line.parse().expect("a case");
     let inputs = Inputs::generate(&case).expect("inputs");
     let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
-    let variant =
-        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+    let variant = Variant::plain(Poison::Nan);
     let AttentionJob { mut job, .. } = attention_job(&case, &inputs, arm, &spec, variant);
     // In one split, a warp of the decode kernel looks up rows steps ahead of those that it copies.
     let Operation::Attention { call, .. } = &mut job.operation else { panic!("not attention") };
@@ -136,8 +135,7 @@ fn a_dense_scratch_of_more_than_2_to_the_31_elements_is_written_and_read_like_a_
         "mixed bf16 kv=e4m3 h8/8 d256 page16 NHD causal q=[2,1] kv=[9,17] seed=5".parse().expect("a case");
     let inputs = Inputs::generate(&case).expect("inputs");
     let spec = DeviceSpec { kind: DeviceKind::Simt, checked: false, schedule: None };
-    let variant =
-        Variant { poison: Poison::Nan, loose_metadata: false, returns_inputs: false, rows: Rows::Packed };
+    let variant = Variant::plain(Poison::Nan);
     let job = attention_job(&case, &inputs, "fp8-dense", &spec, variant).job;
     let device = cases::devices::open(&spec).expect("a simt device");
     let near = Devices::with(spec, device.clone()).run(&job);
