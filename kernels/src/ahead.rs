@@ -8,7 +8,7 @@
 use crate::args::AttentionArgs;
 use crate::arm::Arm;
 use crate::dense::{Dense, Tokens, allocation_bytes, identity_table};
-use crate::device::{DevicePtr, DeviceRef, DeviceResult, StreamId};
+use crate::device::{DeviceError, DevicePtr, DeviceRef, StreamId};
 use crate::error::LaunchError;
 use crate::guards::{OwnedEvent, OwnedStream};
 use crate::launch::{Launched, nothing_to_compute};
@@ -52,7 +52,7 @@ impl DenseAhead {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn new(device: &DeviceRef, stream: StreamId) -> DeviceResult<Self> {
+    pub fn new(device: &DeviceRef, stream: StreamId) -> Result<Self, DeviceError> {
         Ok(Self {
             background: OwnedStream::background(device)?,
             may_start: OwnedEvent::new(device)?,
@@ -121,7 +121,7 @@ impl DenseAhead {
 
     /// Makes room in the other area, and marks the place in the stream from which on it may be written to: the last call that
     /// reads it lies before, and so does everything that stored tokens of earlier calls.
-    fn announce(&mut self, next: &Planned<'_>) -> DeviceResult<Dense> {
+    fn announce(&mut self, next: &Planned<'_>) -> Result<Dense, DeviceError> {
         let (dense, _) = self.areas[1 - self.current].take(&self.device, self.stream, next)?;
         self.device.record_event(self.may_start.id(), self.stream)?;
         Ok(dense)
@@ -162,7 +162,7 @@ impl DenseAhead {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn release(self) -> DeviceResult<()> {
+    pub fn release(self) -> Result<(), DeviceError> {
         let Self { device, stream, background, may_start, areas, .. } = self;
         let mut first = Ok(());
         for area in &areas {
@@ -187,7 +187,7 @@ struct Area {
 }
 
 impl Area {
-    fn new(device: &DeviceRef) -> DeviceResult<Self> {
+    fn new(device: &DeviceRef) -> Result<Self, DeviceError> {
         Ok(Self { pages: None, table: None, ready: OwnedEvent::new(device)?, holds: None })
     }
 
@@ -196,7 +196,7 @@ impl Area {
     }
 
     /// Makes a stream wait for what is on its way into this area.
-    fn wait(&self, device: &DeviceRef, stream: StreamId) -> DeviceResult<()> {
+    fn wait(&self, device: &DeviceRef, stream: StreamId) -> Result<(), DeviceError> {
         match self.holds {
             Some(_) => device.wait_event(stream, self.ready.id()),
             None => Ok(()),
@@ -209,7 +209,7 @@ impl Area {
         device: &DeviceRef,
         stream: StreamId,
         call: &Planned<'_>,
-    ) -> DeviceResult<(Dense, Tokens)> {
+    ) -> Result<(Dense, Tokens), DeviceError> {
         self.wait(device, stream)?;
         let held = self.holds.take();
         let missing = match held.is_some_and(|held| same_tokens(&held, call.args)) {
@@ -224,7 +224,7 @@ impl Area {
         Ok((Dense { bytes, k, table }, missing))
     }
 
-    fn release(self) -> DeviceResult<()> {
+    fn release(self) -> Result<(), DeviceError> {
         let Self { pages, table, ready, .. } = self;
         [pages, table].into_iter().flatten().map(Scratch::release).fold(ready.release(), Result::and)
     }
@@ -237,8 +237,8 @@ fn at_least(
     device: &DeviceRef,
     stream: StreamId,
     bytes: u64,
-    fill: impl FnOnce(DevicePtr) -> DeviceResult<()>,
-) -> DeviceResult<DevicePtr> {
+    fill: impl FnOnce(DevicePtr) -> Result<(), DeviceError>,
+) -> Result<DevicePtr, DeviceError> {
     if let Some(scratch) = held.as_ref().filter(|scratch| scratch.bytes() >= bytes) {
         return Ok(scratch.ptr());
     }

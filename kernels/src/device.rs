@@ -281,7 +281,7 @@ pub trait Device: Send + Sync {
     fn create_stream(&self) -> DeviceResult<StreamId>;
     /// A new stream whose work gives way: where blocks of several streams wait for a multiprocessor, those of others go
     /// first. A device without priorities gives an ordinary stream.
-    fn create_background_stream(&self) -> DeviceResult<StreamId> {
+    fn create_background_stream(&self) -> Result<StreamId, DeviceError> {
         self.create_stream()
     }
     /// Drains and destroys a stream; the default stream cannot be destroyed.

@@ -3,7 +3,7 @@
 //! As with [`crate::scratch::Scratch`], dropping reports nothing, since on the way out of a failure the first error is the
 //! one that counts; `release` is the checked path of success.
 
-use crate::device::{DeviceRef, DeviceResult, EventId, GraphId, StreamId};
+use crate::device::{DeviceError, DeviceRef, EventId, GraphId, StreamId};
 
 macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $id:ty, $destroy:ident) => {
@@ -28,7 +28,7 @@ macro_rules! guard {
             ///
             /// # Errors
             /// What the device reports.
-            pub fn release(mut self) -> DeviceResult<()> {
+            pub fn release(mut self) -> Result<(), DeviceError> {
                 self.id.take().map_or(Ok(()), |id| self.device.$destroy(id))
             }
         }
@@ -55,7 +55,7 @@ impl OwnedStream {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn new(device: &DeviceRef) -> DeviceResult<Self> {
+    pub fn new(device: &DeviceRef) -> Result<Self, DeviceError> {
         device.create_stream().map(|id| Self::own(device, id))
     }
 
@@ -63,7 +63,7 @@ impl OwnedStream {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn background(device: &DeviceRef) -> DeviceResult<Self> {
+    pub fn background(device: &DeviceRef) -> Result<Self, DeviceError> {
         device.create_background_stream().map(|id| Self::own(device, id))
     }
 }
@@ -73,7 +73,7 @@ impl OwnedEvent {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn new(device: &DeviceRef) -> DeviceResult<Self> {
+    pub fn new(device: &DeviceRef) -> Result<Self, DeviceError> {
         device.create_event().map(|id| Self::own(device, id))
     }
 }
@@ -90,7 +90,7 @@ impl Capture {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn begin(device: &DeviceRef, stream: StreamId) -> DeviceResult<Self> {
+    pub fn begin(device: &DeviceRef, stream: StreamId) -> Result<Self, DeviceError> {
         device.begin_capture(stream)?;
         Ok(Self { device: DeviceRef::clone(device), stream, open: true })
     }
@@ -99,7 +99,7 @@ impl Capture {
     ///
     /// # Errors
     /// What the device reports; the stream is not recording any more in that case either.
-    pub fn end(mut self) -> DeviceResult<OwnedGraph> {
+    pub fn end(mut self) -> Result<OwnedGraph, DeviceError> {
         self.open = false;
         self.device.end_capture(self.stream).map(|id| OwnedGraph::own(&self.device, id))
     }

@@ -1,6 +1,6 @@
 //! Scratch memory that always returns to its pool.
 
-use crate::device::{DeviceError, DevicePtr, DeviceRef, DeviceResult, StreamId};
+use crate::device::{DeviceError, DevicePtr, DeviceRef, StreamId};
 
 /// Owns one allocation from the moment it succeeds, and frees it on its own stream when dropped.
 ///
@@ -18,7 +18,7 @@ impl Scratch {
     ///
     /// # Errors
     /// What [`crate::device::Device::alloc`] reports.
-    pub fn new(device: &DeviceRef, bytes: u64, stream: StreamId) -> DeviceResult<Self> {
+    pub fn new(device: &DeviceRef, bytes: u64, stream: StreamId) -> Result<Self, DeviceError> {
         let ptr = device.alloc(bytes, stream)?;
         Ok(Self { device: DeviceRef::clone(device), stream, ptr, bytes })
     }
@@ -39,14 +39,14 @@ impl Scratch {
     ///
     /// # Errors
     /// What [`crate::device::Device::free`] reports, the first time it was asked.
-    pub fn release(mut self) -> DeviceResult<()> {
+    pub fn release(mut self) -> Result<(), DeviceError> {
         self.free()
     }
 
     // A refused free leaves the memory allocated, so it is asked for once more before the address is given up. A stream that
     // is gone was drained when it was destroyed, so the default stream may take its frees. After a sticky error the context
     // is lost and its memory with it.
-    fn free(&mut self) -> DeviceResult<()> {
+    fn free(&mut self) -> Result<(), DeviceError> {
         let ptr = std::mem::take(&mut self.ptr);
         let Err(first) = self.device.free(ptr, self.stream) else { return Ok(()) };
         let again = match first {

@@ -1,6 +1,6 @@
 //! Where an arm's scratch comes from: guards of one call, or a workspace that outlives calls and captured graphs.
 
-use crate::device::{DevicePtr, DeviceRef, DeviceResult, StreamId};
+use crate::device::{DeviceError, DevicePtr, DeviceRef, StreamId};
 use crate::scratch::Scratch;
 
 /// What a piece of scratch is for. Pieces of different purpose never share memory within a call.
@@ -48,8 +48,8 @@ impl Workspace {
         &mut self,
         purpose: Purpose,
         bytes: u64,
-        fill: impl FnOnce(DevicePtr) -> DeviceResult<()>,
-    ) -> DeviceResult<DevicePtr> {
+        fill: impl FnOnce(DevicePtr) -> Result<(), DeviceError>,
+    ) -> Result<DevicePtr, DeviceError> {
         let fits = |(p, s): &&(Purpose, Scratch)| *p == purpose && s.bytes() >= bytes;
         if let Some((_, found)) = self.pieces.iter().filter(fits).min_by_key(|(_, s)| s.bytes()) {
             return Ok(found.ptr());
@@ -65,12 +65,12 @@ impl Workspace {
     ///
     /// # Errors
     /// What the device reports for the first piece that it refuses to free.
-    pub fn release(self) -> DeviceResult<()> {
+    pub fn release(self) -> Result<(), DeviceError> {
         release_all(self.pieces.into_iter().map(|(_, scratch)| scratch))
     }
 }
 
-fn release_all(pieces: impl Iterator<Item = Scratch>) -> DeviceResult<()> {
+fn release_all(pieces: impl Iterator<Item = Scratch>) -> Result<(), DeviceError> {
     let mut first = Ok(());
     for piece in pieces {
         let released = piece.release();
@@ -96,7 +96,7 @@ impl<'a> ScratchSource<'a> {
     }
 
     /// Memory of at least `bytes` bytes.
-    pub(crate) fn take(&mut self, purpose: Purpose, bytes: u64) -> DeviceResult<DevicePtr> {
+    pub(crate) fn take(&mut self, purpose: Purpose, bytes: u64) -> Result<DevicePtr, DeviceError> {
         self.take_filled(purpose, bytes, |_| Ok(()))
     }
 
@@ -105,8 +105,8 @@ impl<'a> ScratchSource<'a> {
         &mut self,
         purpose: Purpose,
         bytes: u64,
-        fill: impl FnOnce(DevicePtr) -> DeviceResult<()>,
-    ) -> DeviceResult<DevicePtr> {
+        fill: impl FnOnce(DevicePtr) -> Result<(), DeviceError>,
+    ) -> Result<DevicePtr, DeviceError> {
         match self {
             Self::PerCall { device, stream, taken } => {
                 let scratch = Scratch::new(device, bytes, *stream)?;
@@ -120,7 +120,7 @@ impl<'a> ScratchSource<'a> {
     }
 
     /// The checked end of a successful call.
-    pub(crate) fn finish(self) -> DeviceResult<()> {
+    pub(crate) fn finish(self) -> Result<(), DeviceError> {
         match self {
             Self::PerCall { taken, .. } => release_all(taken.into_iter()),
             Self::Kept(_) => Ok(()),
