@@ -82,6 +82,22 @@ fn the_unchanged_calls_are_accepted() {
     validate_store(&store()).unwrap();
 }
 
+#[test]
+fn a_call_starts_with_the_usual_softmax_scale() {
+    // 1 / sqrt(16), and of 64 dims.
+    assert_eq!(attention().softmax_scale, 0.25);
+    let args = attention();
+    let q = tensor(DType::Bf16, &[TOTAL_Q, HEADS[0], 64]);
+    let metadata = BatchMetadata {
+        block_table: args.block_table,
+        seq_lens: args.seq_lens,
+        query_start_loc: args.query_start_loc,
+        max_query_len: 4,
+        max_seq_len: 11,
+    };
+    assert_eq!(AttentionArgs::causal(q, args.cache, args.out, metadata).softmax_scale, 0.125);
+}
+
 type Change = fn(&mut AttentionArgs);
 
 #[rstest]

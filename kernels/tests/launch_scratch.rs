@@ -1,13 +1,19 @@
 //! Scratch memory returns to the pool on every path, and reports a failed free only where it is the first error.
 
+#[path = "support/attention.rs"]
+mod attention;
 mod support;
 
-use std::sync::{Arc, Mutex};
-
-use kernels::device::{Device, DeviceError, DevicePtr, DeviceRef, DeviceResult, StreamId};
+use attention::{Batch, Problem};
+use kernels::device::{DeviceError, DeviceRef, StreamId};
+use kernels::error::LaunchError;
+use kernels::launch::paged_attention_with;
+use kernels::route::Knobs;
 use kernels::scratch::Scratch;
+use kernels::tensor::DType;
+use kernels::workspace::Workspace;
 use rstest::rstest;
-use support::{STREAM, checked};
+use support::{RefusesFrees, STREAM, checked};
 
 fn used(device: &DeviceRef) -> u64 {
     device.synchronize(STREAM).expect("a clean stream");
@@ -64,26 +70,6 @@ fn release_reports_a_failed_free_and_drop_stays_silent() {
     device.synchronize(STREAM).unwrap();
 }
 
-/// Refuses every free for the same reason, and remembers on which streams it was asked.
-struct RefusesFrees {
-    inner: DeviceRef,
-    reason: fn() -> DeviceError,
-    asked: Mutex<Vec<StreamId>>,
-}
-
-impl Device for RefusesFrees {
-    fn free(&self, _ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
-        self.asked.lock().unwrap().push(stream);
-        Err((self.reason)())
-    }
-
-    kernels::forward_device! { inner:
-        info alloc create_stream destroy_stream copy_to_host copy_to_device copy_on_device memset load_kernel launch
-        launch_counts create_event destroy_event record_event wait_event elapsed_ms begin_capture end_capture
-        launch_graph destroy_graph pool reset_high_water synchronize
-    }
-}
-
 fn refused(argument: &'static str) -> DeviceError {
     DeviceError::InvalidArgument { call: "free", argument, value: String::new(), accepted: String::new() }
 }
@@ -103,11 +89,45 @@ fn a_refused_free_is_asked_for_once_more_where_that_can_help(
 ) {
     let inner = checked();
     let stream = inner.create_stream().unwrap();
-    let device = Arc::new(RefusesFrees { inner, reason, asked: Mutex::default() });
+    let device = RefusesFrees::new(inner, reason);
     let scratch = Scratch::new(&(device.clone() as DeviceRef), 64, stream).unwrap();
     assert_eq!(scratch.release().expect_err("a refused free").to_string(), reason().to_string());
-    let asked = device.asked.lock().unwrap();
     let wanted: Vec<_> =
         on_default.iter().map(|default| if *default { StreamId::DEFAULT } else { stream }).collect();
-    assert_eq!(*asked, wanted);
+    assert_eq!(device.asked(), wanted);
+}
+
+/// A decode in two splits, which leave their sums in scratch.
+fn split_decode(
+    device: &DeviceRef,
+    requests: usize,
+    workspace: Option<&mut Workspace>,
+) -> Result<(), LaunchError> {
+    let problem = Problem::new(DType::Bf16, DType::Bf16, (4, 2), 64);
+    let batch = Batch::new(device, problem.lens(&vec![1; requests], &vec![40; requests]), 1);
+    let knobs = Knobs { splits: Some(2), ..Knobs::default() };
+    paged_attention_with(device, STREAM, None, &batch.args, &knobs, workspace).map(drop)
+}
+
+#[test]
+fn a_call_reports_that_its_scratch_was_not_taken_back() {
+    let device = RefusesFrees::new(checked(), || failed(false));
+    let error = split_decode(&(device.clone() as DeviceRef), 1, None).expect_err("a refused free");
+    assert_eq!(error.to_string(), failed(false).to_string());
+    assert_eq!(device.asked(), [STREAM; 2]);
+}
+
+#[test]
+fn a_workspace_frees_nothing_until_its_release_which_tries_every_piece_and_reports() {
+    let device = RefusesFrees::new(checked(), || failed(false));
+    let shared = device.clone() as DeviceRef;
+    let mut workspace = Workspace::new(&shared, STREAM);
+    for requests in [1, 3] {
+        split_decode(&shared, requests, Some(&mut workspace)).unwrap();
+    }
+    assert_eq!((workspace.pieces().len(), device.asked().len()), (2, 0));
+    let error = workspace.release().expect_err("a refused free");
+    assert_eq!(error.to_string(), failed(false).to_string());
+    // Each piece is asked for twice.
+    assert_eq!(device.asked(), [STREAM; 4]);
 }

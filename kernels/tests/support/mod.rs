@@ -2,7 +2,9 @@
 //! Each test file uses a part of it.
 #![allow(dead_code)]
 
-use kernels::device::{DeviceRef, StreamId};
+use std::sync::{Arc, Mutex};
+
+use kernels::device::{Device, DeviceError, DevicePtr, DeviceRef, DeviceResult, StreamId};
 use kernels::simt::{Mode, SimtDevice, SimtOptions};
 use kernels::source::SourceSet;
 use kernels::tensor::{Allocation, DType, DeviceTensor};
@@ -54,6 +56,36 @@ pub fn upload_f32(device: &DeviceRef, shape: &[u64], values: &[f32]) -> DeviceTe
 pub fn upload_i32(device: &DeviceRef, shape: &[u64], values: &[i32]) -> DeviceTensor {
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     DeviceTensor::contiguous(upload(device, &bytes), DType::I32, shape)
+}
+
+/// Refuses every free for the same reason, and remembers on which streams it was asked.
+pub struct RefusesFrees {
+    inner: DeviceRef,
+    reason: fn() -> DeviceError,
+    asked: Mutex<Vec<StreamId>>,
+}
+
+impl RefusesFrees {
+    pub fn new(inner: DeviceRef, reason: fn() -> DeviceError) -> Arc<Self> {
+        Arc::new(Self { inner, reason, asked: Mutex::default() })
+    }
+
+    pub fn asked(&self) -> Vec<StreamId> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+impl Device for RefusesFrees {
+    fn free(&self, _ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+        self.asked.lock().unwrap().push(stream);
+        Err((self.reason)())
+    }
+
+    kernels::forward_device! { inner:
+        info alloc create_stream destroy_stream copy_to_host copy_to_device copy_on_device memset load_kernel launch
+        launch_counts create_event destroy_event record_event wait_event elapsed_ms begin_capture end_capture
+        launch_graph destroy_graph pool reset_high_water synchronize
+    }
 }
 
 /// A number format from its definition: exponent and mantissa widths, bias, and how the largest exponent is used.
