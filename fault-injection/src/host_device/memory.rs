@@ -42,9 +42,15 @@ impl HostMemory {
             return Err(refused);
         }
         let Ok(size) = usize::try_from(bytes) else { return Err(refused) };
+        // More than the machine can give is out of memory, too, where filling a vector would abort.
+        let mut fresh = Vec::new();
+        if fresh.try_reserve_exact(size).is_err() {
+            return Err(refused);
+        }
+        fresh.resize(size, 0xff);
         let ptr = self.next;
         self.next += bytes.next_multiple_of(ALIGN) + ALIGN;
-        self.live.insert(ptr, vec![0xff; size]);
+        self.live.insert(ptr, fresh);
         self.used += bytes;
         self.high_water = self.high_water.max(self.used);
         Ok(DevicePtr(ptr))
