@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kernels::arm::Arm;
-use kernels::device::{Device, DeviceKind, DeviceRef, DeviceResult};
+use kernels::device::{Device, DeviceError, DeviceKind, DeviceRef, DeviceResult};
 use kernels::error::LaunchError;
 use kernels::source::SourceSet;
 use serde::{Deserialize, Serialize};
@@ -154,7 +154,7 @@ pub fn run(
     surroundings: &Surroundings<'_>,
     selection: &Selection,
     mut on_line: impl FnMut(&Line) -> ControlFlow<()>,
-) -> DeviceResult<Vec<Line>> {
+) -> Result<Vec<Line>, DeviceError> {
     let inner = (surroundings.open)(surroundings.sources.clone(), None)?;
     let kind = inner.info().kind;
     let campaign = Campaign { surroundings, selection, device: FaultyDevice::new(inner) };

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use kernels::device::{Device, DeviceRef, DeviceResult, StreamId};
+use kernels::device::{Device, DeviceError, DeviceRef, StreamId};
 use kernels::guards::OwnedStream;
 use kernels::scratch::Scratch;
 
@@ -65,7 +65,7 @@ impl DropPlace {
         Ok(or_contained(outcomes))
     }
 
-    fn run(self, device: &DeviceRef) -> DeviceResult<()> {
+    fn run(self, device: &DeviceRef) -> Result<(), DeviceError> {
         match self {
             Self::OnAnotherThread => {
                 let guards = guards(device, StreamId::DEFAULT)?;
@@ -93,7 +93,7 @@ impl DropPlace {
 }
 
 /// Guards over memory that queued work still touches.
-fn guards(device: &DeviceRef, stream: StreamId) -> DeviceResult<Vec<Scratch>> {
+fn guards(device: &DeviceRef, stream: StreamId) -> Result<Vec<Scratch>, DeviceError> {
     let guards: Vec<_> =
         SIZES.iter().map(|bytes| Scratch::new(device, *bytes, stream)).collect::<Result<_, _>>()?;
     for guard in &guards {
@@ -111,7 +111,7 @@ thread_local! {
 ///
 /// # Errors
 /// When guards cannot be made.
-pub fn leave_to_process_exit(device: &DeviceRef) -> DeviceResult<()> {
+pub fn leave_to_process_exit(device: &DeviceRef) -> Result<(), DeviceError> {
     static LEFT_TO_THE_PROCESS: std::sync::OnceLock<Vec<Scratch>> = std::sync::OnceLock::new();
     let for_the_thread = guards(device, StreamId::DEFAULT)?;
     LEFT_TO_THE_THREAD.with_borrow_mut(|left| left.extend(for_the_thread));

@@ -5,7 +5,7 @@ mod device;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kernels::device::{Device, DeviceError, DeviceRef, DeviceResult, GraphId, StreamId};
+use kernels::device::{Device, DeviceError, DeviceRef, GraphId, StreamId};
 
 use crate::call::Call;
 use crate::injected::InjectedFault;
@@ -160,7 +160,7 @@ impl<D: Device + ?Sized> FaultyDevice<D> {
     }
 
     /// Waits for every stream that is not recording, past the plan.
-    pub(crate) fn drain(&self) -> DeviceResult<()> {
+    pub(crate) fn drain(&self) -> Result<(), DeviceError> {
         let streams = {
             let ledger = &self.lock().ledger;
             ledger.stream_ids().into_iter().filter(|stream| !ledger.is_capturing(*stream)).collect::<Vec<_>>()
@@ -206,7 +206,7 @@ impl<D: Device + ?Sized + 'static> FaultyDevice<D> {
 
 impl State {
     /// Lets a call through, or fails it. Work of `stream` that is to fail later is noted there.
-    fn admit(&mut self, call: Call, stream: Option<StreamId>) -> DeviceResult<()> {
+    fn admit(&mut self, call: Call, stream: Option<StreamId>) -> Result<(), DeviceError> {
         let position = self.sequence.len();
         self.sequence.push(call);
         let Some(plan) = self.plan.filter(|plan| plan.counts(call)) else { return Ok(()) };
@@ -228,7 +228,7 @@ impl State {
     }
 
     /// Reports a failure that waits on a stream, if there is one.
-    fn report_pending(&mut self, call: Call, stream: StreamId) -> DeviceResult<()> {
+    fn report_pending(&mut self, call: Call, stream: StreamId) -> Result<(), DeviceError> {
         match self.pending.remove(&stream) {
             Some(fault) => {
                 let position = self.sequence.len().saturating_sub(1);

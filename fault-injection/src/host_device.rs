@@ -80,7 +80,7 @@ impl HostDevice {
     }
 
     /// Records the work if its stream is capturing, else does it.
-    fn put(&self, call: &'static str, stream: StreamId, work: Work) -> DeviceResult<()> {
+    fn put(&self, call: &'static str, stream: StreamId, work: Work) -> Result<(), DeviceError> {
         let mut state = self.lock();
         match &mut state.stream(call, stream)?.capture {
             Some(captured) => {
@@ -102,7 +102,7 @@ impl HostDevice {
         }
     }
 
-    fn attempt(&self, state: &mut State, work: &Work) -> DeviceResult<()> {
+    fn attempt(&self, state: &mut State, work: &Work) -> Result<(), DeviceError> {
         match work {
             Work::CopyIn { dst, data } => {
                 state.memory.bytes_mut(*dst, data.len() as u64)?.copy_from_slice(data);
@@ -125,12 +125,12 @@ impl HostDevice {
 }
 
 impl State {
-    fn stream(&mut self, call: &'static str, stream: StreamId) -> DeviceResult<&mut Stream> {
+    fn stream(&mut self, call: &'static str, stream: StreamId) -> Result<&mut Stream, DeviceError> {
         let unknown = || invalid(call, "stream", &stream.0.to_string(), "a stream that was not destroyed");
         self.streams.get_mut(&stream).ok_or_else(unknown)
     }
 
-    fn not_capturing(&mut self, call: &'static str, stream: StreamId) -> DeviceResult<&mut Stream> {
+    fn not_capturing(&mut self, call: &'static str, stream: StreamId) -> Result<&mut Stream, DeviceError> {
         let found = self.stream(call, stream)?;
         if found.capture.is_some() {
             return Err(DeviceError::Capture {
@@ -141,12 +141,12 @@ impl State {
         Ok(found)
     }
 
-    fn event(&mut self, call: &'static str, event: EventId) -> DeviceResult<&mut Option<Instant>> {
+    fn event(&mut self, call: &'static str, event: EventId) -> Result<&mut Option<Instant>, DeviceError> {
         let unknown = || invalid(call, "event", &event.0.to_string(), "an event that was not destroyed");
         self.events.get_mut(&event).ok_or_else(unknown)
     }
 
-    fn report(&mut self, call: &'static str, stream: StreamId) -> DeviceResult<()> {
+    fn report(&mut self, call: &'static str, stream: StreamId) -> Result<(), DeviceError> {
         self.not_capturing(call, stream)?.error.take().map_or(Ok(()), Err)
     }
 
@@ -172,14 +172,14 @@ impl Device for HostDevice {
         }
     }
 
-    fn create_stream(&self) -> DeviceResult<StreamId> {
+    fn create_stream(&self) -> Result<StreamId, DeviceError> {
         let mut state = self.lock();
         let stream = StreamId(state.fresh());
         state.streams.insert(stream, Stream::default());
         Ok(stream)
     }
 
-    fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DeviceError> {
         if stream == StreamId::DEFAULT {
             return Err(invalid(
                 "destroy_stream",
@@ -199,23 +199,23 @@ impl Device for HostDevice {
         reported
     }
 
-    fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceResult<DevicePtr> {
+    fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DevicePtr, DeviceError> {
         let mut state = self.lock();
         state.not_capturing("alloc", stream)?;
         state.memory.alloc(bytes)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+    fn free(&self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.not_capturing("free", stream)?;
         state.memory.free(ptr)
     }
 
-    fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
+    fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> Result<(), DeviceError> {
         self.put("copy_to_device", stream, Work::CopyIn { dst, data: Arc::from(src) })
     }
 
-    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.report("copy_to_host", stream)?;
         dst.copy_from_slice(state.memory.bytes_mut(src, dst.len() as u64)?);
@@ -228,15 +228,15 @@ impl Device for HostDevice {
         src: DevicePtr,
         bytes: u64,
         stream: StreamId,
-    ) -> DeviceResult<()> {
+    ) -> Result<(), DeviceError> {
         self.put("copy_on_device", stream, Work::CopyWithin { dst, src, bytes })
     }
 
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> DeviceResult<()> {
+    fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> Result<(), DeviceError> {
         self.put("memset", stream, Work::Fill { dst, value, bytes })
     }
 
-    fn load_kernel(&self, spec: &KernelSpec) -> DeviceResult<KernelId> {
+    fn load_kernel(&self, spec: &KernelSpec) -> Result<KernelId, DeviceError> {
         let mut state = self.lock();
         let found = state.loaded.iter().position(|loaded| loaded == spec);
         let index = found.unwrap_or_else(|| {
@@ -252,7 +252,7 @@ impl Device for HostDevice {
         config: LaunchConfig,
         params: &[u8],
         stream: StreamId,
-    ) -> DeviceResult<()> {
+    ) -> Result<(), DeviceError> {
         if kernel.0 as usize >= self.lock().loaded.len() {
             return Err(invalid("launch", "kernel", &kernel.0.to_string(), "a kernel from load_kernel"));
         }
@@ -263,34 +263,34 @@ impl Device for HostDevice {
         self.lock().launches.iter().map(|(name, count)| (name.clone(), *count)).collect()
     }
 
-    fn create_event(&self) -> DeviceResult<EventId> {
+    fn create_event(&self) -> Result<EventId, DeviceError> {
         let mut state = self.lock();
         let event = EventId(state.fresh());
         state.events.insert(event, None);
         Ok(event)
     }
 
-    fn destroy_event(&self, event: EventId) -> DeviceResult<()> {
+    fn destroy_event(&self, event: EventId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.event("destroy_event", event)?;
         state.events.remove(&event);
         Ok(())
     }
 
-    fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.stream("record_event", stream)?;
         *state.event("record_event", event)? = Some(Instant::now());
         Ok(())
     }
 
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DeviceResult<()> {
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.stream("wait_event", stream)?;
         state.event("wait_event", event).map(|_| ())
     }
 
-    fn elapsed_ms(&self, start: EventId, end: EventId) -> DeviceResult<f32> {
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, DeviceError> {
         let mut state = self.lock();
         let from = *state.event("elapsed_ms", start)?;
         let to = *state.event("elapsed_ms", end)?;
@@ -300,12 +300,12 @@ impl Device for HostDevice {
         }
     }
 
-    fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
+    fn begin_capture(&self, stream: StreamId) -> Result<(), DeviceError> {
         self.lock().not_capturing("begin_capture", stream)?.capture = Some(Vec::new());
         Ok(())
     }
 
-    fn end_capture(&self, stream: StreamId) -> DeviceResult<GraphId> {
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId, DeviceError> {
         let mut state = self.lock();
         let Some(work) = state.stream("end_capture", stream)?.capture.take() else {
             let state = format!("while stream {} is not capturing", stream.0);
@@ -316,7 +316,7 @@ impl Device for HostDevice {
         Ok(graph)
     }
 
-    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> DeviceResult<()> {
+    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.not_capturing("launch_graph", stream)?;
         let work = state.graphs.get(&graph).cloned().ok_or_else(|| unknown_graph("launch_graph", graph))?;
@@ -326,22 +326,22 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn destroy_graph(&self, graph: GraphId) -> DeviceResult<()> {
+    fn destroy_graph(&self, graph: GraphId) -> Result<(), DeviceError> {
         self.lock().graphs.remove(&graph).map(|_| ()).ok_or_else(|| unknown_graph("destroy_graph", graph))
     }
 
-    fn pool(&self) -> DeviceResult<PoolBytes> {
+    fn pool(&self) -> Result<PoolBytes, DeviceError> {
         let state = self.lock();
         let used = state.memory.used();
         Ok(PoolBytes { used, reserved: used, high_water: state.memory.high_water() })
     }
 
-    fn reset_high_water(&self) -> DeviceResult<()> {
+    fn reset_high_water(&self) -> Result<(), DeviceError> {
         self.lock().memory.reset_high_water();
         Ok(())
     }
 
-    fn synchronize(&self, stream: StreamId) -> DeviceResult<()> {
+    fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError> {
         self.lock().report("synchronize", stream)
     }
 }

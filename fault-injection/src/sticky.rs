@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kernels::device::{DeviceError, DeviceRef, DeviceResult, LaunchConfig, StreamId};
+use kernels::device::{DeviceError, DeviceRef, LaunchConfig, StreamId};
 use kernels::error::LaunchError;
 use kernels::scratch::Scratch;
 use kernels::source::{KernelSpec, SourceSet};
@@ -56,7 +56,7 @@ pub fn provoke(device: &DeviceRef, operation: &Operation) -> Result<Sticky, Stri
     }
 }
 
-fn trap(device: &DeviceRef) -> DeviceResult<()> {
+fn trap(device: &DeviceRef) -> Result<(), DeviceError> {
     let kernel = device.load_kernel(&KernelSpec { file: "trap.cu", entry: "trap", defines: vec![] })?;
     let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
     device.launch(kernel, config, &0_u64.to_ne_bytes(), StreamId::DEFAULT)?;

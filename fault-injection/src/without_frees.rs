@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::device::{Device, DevicePtr, DeviceRef, DeviceResult, StreamId};
+use kernels::device::{Device, DeviceError, DevicePtr, DeviceRef, StreamId};
 
 /// Passes every call on but `free`, which succeeds without an effect. Put between the code under test and a
 /// [`crate::FaultyDevice`], it makes every allocation a leak.
@@ -17,7 +17,7 @@ impl WithoutFrees {
 }
 
 impl Device for WithoutFrees {
-    fn free(&self, _ptr: DevicePtr, _stream: StreamId) -> DeviceResult<()> {
+    fn free(&self, _ptr: DevicePtr, _stream: StreamId) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -21,7 +21,7 @@ impl<D: Device + ?Sized> FaultyDevice<D> {
         stream: StreamId,
         read: Option<DevicePtr>,
         wait: impl FnOnce() -> DeviceResult<()>,
-    ) -> DeviceResult<()> {
+    ) -> Result<(), DeviceError> {
         let covered = {
             let mut state = self.lock();
             state.admit(call, Some(stream))?;
@@ -46,7 +46,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         self.inner.info()
     }
 
-    fn create_stream(&self) -> DeviceResult<StreamId> {
+    fn create_stream(&self) -> Result<StreamId, DeviceError> {
         let mut state = self.lock();
         state.admit(Call::CreateStream, None)?;
         let stream = self.inner.create_stream()?;
@@ -54,7 +54,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(stream)
     }
 
-    fn destroy_stream(&self, stream: StreamId) -> DeviceResult<()> {
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         if let Err(refused) = state.admit(Call::DestroyStream, Some(stream)) {
             state.ledger.stream_destroy_refused(stream);
@@ -70,7 +70,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         destroyed.and(reported)
     }
 
-    fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceResult<DevicePtr> {
+    fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DevicePtr, DeviceError> {
         let mut state = self.lock();
         state.admit(Call::Alloc, Some(stream))?;
         let ptr = self.inner.alloc(bytes, stream)?;
@@ -78,7 +78,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(ptr)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+    fn free(&self, ptr: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         if let Err(refused) = state.admit(Call::Free, Some(stream)) {
             state.ledger.free_refused(ptr);
@@ -92,14 +92,14 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         freed
     }
 
-    fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> DeviceResult<()> {
+    fn copy_to_device(&self, dst: DevicePtr, src: &[u8], stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::CopyToDevice, Some(stream))?;
         state.ledger.work(Call::CopyToDevice, stream, [dst.0]);
         self.inner.copy_to_device(dst, src, stream)
     }
 
-    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+    fn copy_to_host(&self, dst: &mut [u8], src: DevicePtr, stream: StreamId) -> Result<(), DeviceError> {
         self.wait(Call::CopyToHost, stream, Some(src), || self.inner.copy_to_host(dst, src, stream))
     }
 
@@ -109,21 +109,21 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         src: DevicePtr,
         bytes: u64,
         stream: StreamId,
-    ) -> DeviceResult<()> {
+    ) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::CopyOnDevice, Some(stream))?;
         state.ledger.work(Call::CopyOnDevice, stream, [dst.0, src.0]);
         self.inner.copy_on_device(dst, src, bytes, stream)
     }
 
-    fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> DeviceResult<()> {
+    fn memset(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::Memset, Some(stream))?;
         state.ledger.work(Call::Memset, stream, [dst.0]);
         self.inner.memset(dst, value, bytes, stream)
     }
 
-    fn load_kernel(&self, spec: &KernelSpec) -> DeviceResult<KernelId> {
+    fn load_kernel(&self, spec: &KernelSpec) -> Result<KernelId, DeviceError> {
         self.lock().admit(Call::LoadKernel, None)?;
         let kernel = self.inner.load_kernel(spec)?;
         self.lock().ledger.module_loaded(kernel, spec.label());
@@ -136,7 +136,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         config: LaunchConfig,
         params: &[u8],
         stream: StreamId,
-    ) -> DeviceResult<()> {
+    ) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::Launch, Some(stream))?;
         let pointers = state.ledger.pointers_in(params);
@@ -148,7 +148,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         self.inner.launch_counts()
     }
 
-    fn create_event(&self) -> DeviceResult<EventId> {
+    fn create_event(&self) -> Result<EventId, DeviceError> {
         let mut state = self.lock();
         state.admit(Call::CreateEvent, None)?;
         let event = self.inner.create_event()?;
@@ -156,7 +156,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(event)
     }
 
-    fn destroy_event(&self, event: EventId) -> DeviceResult<()> {
+    fn destroy_event(&self, event: EventId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         if let Err(refused) = state.admit(Call::DestroyEvent, None) {
             state.ledger.event_destroy_refused(event);
@@ -167,7 +167,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn record_event(&self, event: EventId, stream: StreamId) -> DeviceResult<()> {
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::RecordEvent, Some(stream))?;
         self.inner.record_event(event, stream)?;
@@ -175,7 +175,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn wait_event(&self, stream: StreamId, event: EventId) -> DeviceResult<()> {
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::WaitEvent, Some(stream))?;
         self.inner.wait_event(stream, event)?;
@@ -183,7 +183,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn elapsed_ms(&self, start: EventId, end: EventId) -> DeviceResult<f32> {
+    fn elapsed_ms(&self, start: EventId, end: EventId) -> Result<f32, DeviceError> {
         self.lock().admit(Call::ElapsedMs, None)?;
         let elapsed = self.inner.elapsed_ms(start, end)?;
         let mut state = self.lock();
@@ -192,7 +192,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(elapsed)
     }
 
-    fn begin_capture(&self, stream: StreamId) -> DeviceResult<()> {
+    fn begin_capture(&self, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::BeginCapture, Some(stream))?;
         self.inner.begin_capture(stream)?;
@@ -200,7 +200,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn end_capture(&self, stream: StreamId) -> DeviceResult<GraphId> {
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId, DeviceError> {
         let mut state = self.lock();
         let admitted = state.admit(Call::EndCapture, Some(stream));
         let graph = self.inner.end_capture(stream);
@@ -219,7 +219,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         graph
     }
 
-    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> DeviceResult<()> {
+    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         state.admit(Call::LaunchGraph, Some(stream))?;
         self.inner.launch_graph(graph, stream)?;
@@ -230,7 +230,7 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn destroy_graph(&self, graph: GraphId) -> DeviceResult<()> {
+    fn destroy_graph(&self, graph: GraphId) -> Result<(), DeviceError> {
         let mut state = self.lock();
         if let Err(refused) = state.admit(Call::DestroyGraph, None) {
             state.ledger.graph_destroy_refused(graph);
@@ -241,15 +241,15 @@ impl<D: Device + ?Sized> Device for FaultyDevice<D> {
         Ok(())
     }
 
-    fn pool(&self) -> DeviceResult<PoolBytes> {
+    fn pool(&self) -> Result<PoolBytes, DeviceError> {
         self.inner.pool()
     }
 
-    fn reset_high_water(&self) -> DeviceResult<()> {
+    fn reset_high_water(&self) -> Result<(), DeviceError> {
         self.inner.reset_high_water()
     }
 
-    fn synchronize(&self, stream: StreamId) -> DeviceResult<()> {
+    fn synchronize(&self, stream: StreamId) -> Result<(), DeviceError> {
         self.wait(Call::Synchronize, stream, None, || self.inner.synchronize(stream))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::device::{DeviceError, DevicePtr, DeviceResult};
+use kernels::device::{DeviceError, DevicePtr};
 
 /// Addresses are multiples of this.
 const ALIGN: u64 = 256;
@@ -33,7 +33,7 @@ impl HostMemory {
         self.high_water = self.used;
     }
 
-    pub(super) fn alloc(&mut self, bytes: u64) -> DeviceResult<DevicePtr> {
+    pub(super) fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, DeviceError> {
         if bytes == 0 {
             return Err(invalid("alloc", "bytes", "0", "at least 1"));
         }
@@ -56,7 +56,7 @@ impl HostMemory {
         Ok(DevicePtr(ptr))
     }
 
-    pub(super) fn free(&mut self, ptr: DevicePtr) -> DeviceResult<()> {
+    pub(super) fn free(&mut self, ptr: DevicePtr) -> Result<(), DeviceError> {
         let Some(bytes) = self.live.remove(&ptr.0) else {
             let value = format!("{:#x}", ptr.0);
             return Err(invalid(
@@ -74,7 +74,7 @@ impl HostMemory {
     ///
     /// # Errors
     /// [`DeviceError::InvalidArgument`] if they do not lie in one live allocation.
-    pub fn bytes_mut(&mut self, from: DevicePtr, bytes: u64) -> DeviceResult<&mut [u8]> {
+    pub fn bytes_mut(&mut self, from: DevicePtr, bytes: u64) -> Result<&mut [u8], DeviceError> {
         let inside = self.live.range_mut(..=from.0).next_back().and_then(|(start, allocation)| {
             let from = usize::try_from(from.0 - start).ok()?;
             allocation.get_mut(from..from.checked_add(usize::try_from(bytes).ok()?)?)

@@ -2,7 +2,7 @@
 
 use kernels::args::{AttentionArgs, BatchMetadata, HostMetadata, PagedCache, Scale};
 use kernels::arm::Arm;
-use kernels::device::{DeviceRef, DeviceResult, StreamId};
+use kernels::device::{DeviceError, DeviceRef, StreamId};
 use kernels::error::LaunchError;
 use kernels::launch::paged_attention_with;
 use kernels::route::Knobs;
@@ -120,7 +120,7 @@ impl<'a> Inputs<'a> {
         Self { device, held: Vec::new() }
     }
 
-    pub fn room(&mut self, dtype: DType, shape: &[u64]) -> DeviceResult<DeviceTensor> {
+    pub fn room(&mut self, dtype: DType, shape: &[u64]) -> Result<DeviceTensor, DeviceError> {
         let bytes = shape.iter().product::<u64>() * dtype.size_bytes();
         let scratch = Scratch::new(self.device, bytes, StreamId::DEFAULT)?;
         let allocation = Allocation { ptr: scratch.ptr(), bytes };
@@ -128,17 +128,17 @@ impl<'a> Inputs<'a> {
         Ok(DeviceTensor::contiguous(allocation, dtype, shape))
     }
 
-    pub fn upload(&mut self, dtype: DType, shape: &[u64], bytes: &[u8]) -> DeviceResult<DeviceTensor> {
+    pub fn upload(&mut self, dtype: DType, shape: &[u64], bytes: &[u8]) -> Result<DeviceTensor, DeviceError> {
         let tensor = self.room(dtype, shape)?;
         self.device.copy_to_device(tensor.ptr(), bytes, StreamId::DEFAULT)?;
         Ok(tensor)
     }
 
-    pub fn pattern(&mut self, dtype: DType, shape: &[u64], seed: u64) -> DeviceResult<DeviceTensor> {
+    pub fn pattern(&mut self, dtype: DType, shape: &[u64], seed: u64) -> Result<DeviceTensor, DeviceError> {
         self.upload(dtype, shape, &pattern(dtype, shape.iter().product(), seed))
     }
 
-    fn words(&mut self, shape: &[u64], values: &[i32]) -> DeviceResult<DeviceTensor> {
+    fn words(&mut self, shape: &[u64], values: &[i32]) -> Result<DeviceTensor, DeviceError> {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.upload(DType::I32, shape, &bytes)
     }
@@ -156,7 +156,7 @@ impl Batch {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn new(device: &DeviceRef, shape: &BatchShape) -> DeviceResult<Self> {
+    pub fn new(device: &DeviceRef, shape: &BatchShape) -> Result<Self, DeviceError> {
         let mut inputs = Inputs::new(device);
         let (hq, hk) = shape.heads;
         let (rows, dim) = (shape.total_q(), shape.head_dim);
@@ -201,7 +201,7 @@ impl Batch {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn clear(&self, device: &DeviceRef, stream: StreamId) -> DeviceResult<()> {
+    pub fn clear(&self, device: &DeviceRef, stream: StreamId) -> Result<(), DeviceError> {
         self.results().try_for_each(|result| device.memset(result.ptr, 0xff, result.bytes, stream))
     }
 
@@ -209,7 +209,7 @@ impl Batch {
     ///
     /// # Errors
     /// What the device reports, failures of the stream's work included.
-    pub fn read(&self, device: &DeviceRef, stream: StreamId) -> DeviceResult<Vec<u8>> {
+    pub fn read(&self, device: &DeviceRef, stream: StreamId) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = Vec::new();
         for result in self.results() {
             let start = bytes.len();
@@ -241,7 +241,7 @@ fn upload_metadata(
     inputs: &mut Inputs<'_>,
     shape: &BatchShape,
     host: &HostMetadata,
-) -> DeviceResult<BatchMetadata> {
+) -> Result<BatchMetadata, DeviceError> {
     let requests = shape.kv_lens.len() as u64;
     let mut send = |shape: &[u64], values: &Option<Vec<i32>>| {
         inputs.words(shape, values.as_ref().expect("host metadata is complete"))
