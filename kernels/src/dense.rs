@@ -60,7 +60,8 @@ pub(crate) fn dense_dtype(shape: &AttentionShape) -> DType {
 /// Bytes of the dense keys and values of a call; saturates.
 #[must_use]
 pub fn scratch_bytes(shape: &AttentionShape) -> u64 {
-    [shape.num_requests, shape.max_seq_len, shape.num_kv_heads, shape.head_dim_k, 2 * 2]
+    // K and V, two bytes each.
+    [shape.num_requests, shape.max_seq_len, shape.num_kv_heads, shape.head_dim_k, 4]
         .into_iter()
         .fold(1, u64::saturating_mul)
 }
@@ -279,5 +280,110 @@ impl Dense {
         inner_args.cache.v = v;
         inner_args.block_table = DeviceTensor::contiguous(table, DType::I32, &[inner.num_requests, 1]);
         inner_args
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{BatchMetadata, PagedCache};
+    use crate::validate::validate_attention;
+
+    /// Addresses that nothing reads.
+    fn tensor(dtype: DType, shape: &[u64]) -> DeviceTensor {
+        let bytes = shape.iter().product::<u64>() * dtype.size_bytes();
+        DeviceTensor::contiguous(Allocation { ptr: DevicePtr(0x10000), bytes }, dtype, shape)
+    }
+
+    /// Two requests of up to 48 rows and 1000 keys, 8 heads over 4.
+    fn call(kv_dtype: DType, head_dim: u64) -> (AttentionArgs, AttentionShape) {
+        let cache = tensor(kv_dtype, &[200, 16, 4, head_dim]);
+        let rows = tensor(DType::Bf16, &[96, 8, head_dim]);
+        let metadata = BatchMetadata {
+            block_table: tensor(DType::I32, &[2, 70]),
+            seq_lens: tensor(DType::I32, &[2]),
+            query_start_loc: tensor(DType::I32, &[3]),
+            max_query_len: 48,
+            max_seq_len: 1000,
+        };
+        let cache = PagedCache::unscaled(cache.clone(), cache);
+        let args = AttentionArgs::causal(rows.clone(), cache, rows, metadata);
+        let shape = validate_attention(&args).unwrap();
+        (args, shape)
+    }
+
+    fn scratch(shape: &AttentionShape) -> Dense {
+        Dense { bytes: allocation_bytes(shape), k: DevicePtr(0x100_0000), table: DevicePtr(0x900_0000) }
+    }
+
+    #[test]
+    fn the_inner_call_is_a_valid_call_of_the_inner_shape() {
+        for (kv_dtype, head_dim) in [(DType::E4m3, 128), (DType::E5m2, 72), (DType::Bf16, 80)] {
+            let (args, shape) = call(kv_dtype, head_dim);
+            let inner = inner_shape(&shape);
+            let dense = scratch(&shape);
+            let inner_args = dense.inner_args(&args, &inner);
+            assert_eq!(validate_attention(&inner_args), Ok(inner));
+            // Keys fill the first half of the scratch, values the second.
+            let end = |t: &DeviceTensor| t.ptr().0 + t.shape.iter().product::<u64>() * t.dtype.size_bytes();
+            let [k, v] = [&inner_args.cache.k, &inner_args.cache.v];
+            assert_eq!([k.ptr(), v.ptr()], [dense.k, DevicePtr(end(k))]);
+            assert_eq!(end(v), dense.k.0 + dense.bytes);
+        }
+    }
+
+    #[test]
+    fn eight_elements_of_a_cache_row_must_be_one_access() {
+        for (arm, kv_dtype, access) in [(Arm::Fp8Dense, DType::E4m3, 8), (Arm::Bf16Dense, DType::Bf16, 16)] {
+            let (_, shape) = call(kv_dtype, 64);
+            let aligned = |cache_alignment| AttentionShape { cache_alignment, ..shape.clone() };
+            supports(arm, &aligned(access)).unwrap();
+            let error = supports(arm, &aligned(access / 2)).unwrap_err();
+            assert_eq!(error.accepted, format!("{access} bytes"));
+        }
+    }
+
+    #[test]
+    fn sixteen_codes_are_read_at_once_where_every_row_allows_it() {
+        let codes = |kv_dtype, head_dim, cache_alignment| {
+            let shape = AttentionShape { cache_alignment, ..call(kv_dtype, head_dim).1 };
+            spec(&shape).defines.iter().find(|(name, _)| *name == "CODES").unwrap().1.clone()
+        };
+        assert_eq!(codes(DType::E4m3, 64, 16), "16");
+        assert_eq!(codes(DType::E4m3, 64, 8), "8");
+        assert_eq!(codes(DType::E4m3, 72, 16), "8");
+        assert_eq!(codes(DType::Bf16, 64, 16), "8");
+    }
+
+    #[test]
+    fn every_thread_has_its_accesses_and_every_token_a_block() {
+        // 4 heads x 128 codes in accesses of 16: 32 for each token. A block has 256 threads.
+        let (args, shape) = call(DType::E4m3, 128);
+        let launch = |tokens| {
+            let (config, params) = scratch(&shape).dequant(&args, &shape, tokens);
+            assert_eq!((config.block, config.shared_bytes), ([256, 1, 1], 0));
+            (params.tokens_per_block, params.blocks_per_request, config.grid)
+        };
+        // 1000 tokens, 32 to a block, for two requests.
+        assert_eq!(launch(Tokens::All), (32, 32, [64, 1, 1]));
+        assert_eq!(launch(Tokens::Earlier), (32, 32, [64, 1, 1]));
+        // The call's own 48 tokens, 8 to a block.
+        assert_eq!(launch(Tokens::Own), (8, 6, [12, 1, 1]));
+    }
+
+    #[test]
+    fn blocks_end_with_the_longest_sequence_and_have_a_token_however_wide() {
+        // 72 of 4 heads in accesses of 8: 36 a token. 1024 / 36 is 28.4.
+        let (args, shape) = call(DType::E4m3, 72);
+        let launch = |shape: &AttentionShape, tokens| {
+            let params = scratch(shape).dequant(&args, shape, tokens).1;
+            (params.tokens_per_block, params.blocks_per_request)
+        };
+        assert_eq!(launch(&shape, Tokens::All), (29, 35));
+        let short = AttentionShape { max_seq_len: 3, ..shape.clone() };
+        assert_eq!(launch(&short, Tokens::All), (3, 1));
+        assert_eq!(launch(&short, Tokens::Own), (3, 1), "no more own tokens than tokens");
+        let wide = AttentionShape { num_kv_heads: 1024, ..shape };
+        assert_eq!(launch(&wide, Tokens::All), (1, 1000));
     }
 }

@@ -271,7 +271,7 @@ pub(crate) fn plan(
         return Err(Unsupported { arm, what, accepted: format!("{least} bytes or more") });
     };
     let row_tiles = packed.div_ceil(kernel.block().0).max(1);
-    let blocks = row_tiles * shape.num_kv_heads * shape.num_requests;
+    let blocks = row_tiles.saturating_mul(shape.num_kv_heads).saturating_mul(shape.num_requests);
     let multiprocessors = u64::from(capability.multiprocessors);
     let ruled = match kernel {
         MmaKernel::Prefill(_) => 1,

@@ -12,7 +12,7 @@
 /// * `max_splits`: upper limit, at least 1
 #[must_use]
 pub fn split_count(query_blocks: u64, multiprocessors: u64, key_blocks: u64, max_splits: u64) -> u64 {
-    if 10 * query_blocks >= 8 * multiprocessors {
+    if query_blocks.saturating_mul(10) >= 8 * multiprocessors {
         return 1;
     }
     let most = max_splits.min(multiprocessors).min(key_blocks).max(1);

@@ -1,0 +1,278 @@
+//! What a call puts on its stream: kernels, blocks and shared memory, up to the largest grid. Nothing is run, so extents may be
+//! larger than any memory.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use kernels::args::{AttentionArgs, BatchMetadata, PagedCache};
+use kernels::arm::Arm;
+use kernels::device::{
+    Device, DeviceInfo, DevicePtr, DeviceRef, DeviceResult, KernelId, LaunchConfig, StreamId,
+};
+use kernels::error::LaunchError;
+use kernels::launch::{Launched, paged_attention_with};
+use kernels::route::Knobs;
+use kernels::source::KernelSpec;
+use kernels::tensor::{Allocation, DType, DeviceTensor};
+use kernels::validate::validate_attention;
+use rstest::rstest;
+use support::{STREAM, checked};
+
+/// Remembers what is loaded and launched, and hands out addresses that nothing lies behind.
+struct Recorder {
+    inner: DeviceRef,
+    loaded: Mutex<Vec<KernelSpec>>,
+    launched: Mutex<Vec<(String, LaunchConfig)>>,
+    allocated: Mutex<Vec<u64>>,
+}
+
+impl Recorder {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inner: checked(),
+            loaded: Mutex::default(),
+            launched: Mutex::default(),
+            allocated: Mutex::default(),
+        })
+    }
+
+    fn launched(&self) -> Vec<(String, LaunchConfig)> {
+        self.launched.lock().unwrap().clone()
+    }
+}
+
+impl Device for Recorder {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { multiprocessors: 132, max_shared_bytes: 232_448, ..self.inner.info() }
+    }
+
+    fn alloc(&self, bytes: u64, _stream: StreamId) -> DeviceResult<DevicePtr> {
+        self.allocated.lock().unwrap().push(bytes);
+        Ok(DevicePtr(1 << 40))
+    }
+
+    fn free(&self, _ptr: DevicePtr, _stream: StreamId) -> DeviceResult<()> {
+        Ok(())
+    }
+
+    fn copy_to_device(&self, _dst: DevicePtr, _src: &[u8], _stream: StreamId) -> DeviceResult<()> {
+        Ok(())
+    }
+
+    fn load_kernel(&self, spec: &KernelSpec) -> DeviceResult<KernelId> {
+        let mut loaded = self.loaded.lock().unwrap();
+        loaded.push(spec.clone());
+        Ok(KernelId(loaded.len() as u64 - 1))
+    }
+
+    fn launch(
+        &self,
+        kernel: KernelId,
+        config: LaunchConfig,
+        _params: &[u8],
+        _stream: StreamId,
+    ) -> DeviceResult<()> {
+        let entry = self.loaded.lock().unwrap()[kernel.0 as usize].entry.to_owned();
+        self.launched.lock().unwrap().push((entry, config));
+        Ok(())
+    }
+
+    kernels::forward_device! { inner:
+        create_stream destroy_stream copy_to_host copy_on_device memset launch_counts create_event destroy_event
+        record_event wait_event elapsed_ms begin_capture end_capture launch_graph destroy_graph pool reset_high_water
+        synchronize
+    }
+}
+
+/// A call by its extents. Addresses are never followed.
+#[derive(Clone, Copy)]
+struct Call {
+    kv_dtype: DType,
+    requests: u64,
+    total_q: u64,
+    query: u64,
+    keys: u64,
+    heads: (u64, u64),
+    head_dim: u64,
+}
+
+/// One row for each of two requests, 100 keys, four heads over two.
+const CALL: Call =
+    Call { kv_dtype: DType::Bf16, requests: 2, total_q: 2, query: 1, keys: 100, heads: (4, 2), head_dim: 64 };
+
+fn tensor(dtype: DType, shape: &[u64]) -> DeviceTensor {
+    let bytes = shape.iter().product::<u64>() * dtype.size_bytes();
+    DeviceTensor::contiguous(Allocation { ptr: DevicePtr(0x10000), bytes }, dtype, shape)
+}
+
+impl Call {
+    fn args(&self) -> AttentionArgs {
+        let rows = tensor(DType::Bf16, &[self.total_q, self.heads.0, self.head_dim]);
+        let cache = tensor(self.kv_dtype, &[1, 16, self.heads.1, self.head_dim]);
+        let metadata = BatchMetadata {
+            block_table: tensor(DType::I32, &[self.requests, 7]),
+            seq_lens: tensor(DType::I32, &[self.requests]),
+            query_start_loc: tensor(DType::I32, &[self.requests + 1]),
+            max_query_len: self.query,
+            max_seq_len: self.keys,
+        };
+        AttentionArgs::causal(rows.clone(), PagedCache::unscaled(cache.clone(), cache), rows, metadata)
+    }
+
+    fn launch(&self, device: &Arc<Recorder>, arm: Arm, knobs: &Knobs) -> Result<Launched, LaunchError> {
+        let device = device.clone() as DeviceRef;
+        paged_attention_with(&device, STREAM, Some(arm), &self.args(), knobs, None)
+    }
+}
+
+const fn config(grid: [u32; 3], threads: u32, shared_bytes: u32) -> LaunchConfig {
+    LaunchConfig { grid, block: [threads, 1, 1], shared_bytes }
+}
+
+#[test]
+fn a_decode_splits_the_keys_and_merges() {
+    let device = Recorder::new();
+    CALL.launch(&device, Arm::Mma, &Knobs::default()).unwrap();
+    // Two requests in two splits, by KV heads. 8 rows of two numbers for each of 4 warps; rings of 3 steps of 16 rows of K and V,
+    // 128 bytes each. Merged by rows and heads, with four sums of each thread.
+    let (walk, merge) = (256 + 4 * 3 * 2 * 16 * 128, 256 * 16);
+    assert_eq!(
+        device.launched(),
+        [
+            ("decode_attention".to_owned(), config([4, 2, 1], 128, walk)),
+            ("combine_splits".to_owned(), config([8, 1, 1], 256, merge))
+        ]
+    );
+    // 2 splits x 2 rows x 4 heads, 64 sums and two numbers of state each.
+    assert_eq!(*device.allocated.lock().unwrap(), [2 * 2 * 4 * 66 * 4]);
+}
+
+#[test]
+fn a_decode_warp_keeps_room_for_its_sums_and_narrowed_queries() {
+    let device = Recorder::new();
+    let call = Call { kv_dtype: DType::E4m3, heads: (32, 2), head_dim: 256, ..CALL };
+    call.launch(&device, Arm::Fp8StagedHw, &Knobs { splits: Some(1), ..Knobs::default() }).unwrap();
+    // Two steps of codes, 16384 bytes, do not hold 16 rows of 260 sums: three. 16 rows of 256 narrowed queries, 16 bytes of padding
+    // and a factor each come first, and 16 rows of two numbers for each warp; 9024 bytes, rounded up to 128.
+    assert_eq!(
+        device.launched(),
+        [("decode_attention".to_owned(), config([2, 2, 1], 128, 9088 + 4 * 3 * 2 * 16 * 256))]
+    );
+}
+
+#[test]
+fn a_verify_packs_rows_and_heads_and_splits_by_its_own_key_tiles() {
+    let device = Recorder::new();
+    let call = Call { total_q: 18, query: 9, ..CALL };
+    call.launch(&device, Arm::Mma, &Knobs { uniform_query_len: Some(9), ..Knobs::default() }).unwrap();
+    // Places of keys, 64 rows of Q, and two buffers of 64 rows of K and of V, 144 bytes each.
+    let shared = 4096 + 64 * 144 + 2 * 2 * 64 * 144;
+    assert_eq!(
+        device.launched(),
+        [
+            ("mma_verify".to_owned(), config([4, 2, 1], 128, shared)),
+            ("combine_splits".to_owned(), config([72, 1, 1], 256, 4096))
+        ]
+    );
+}
+
+#[rstest]
+// 128 rows of Q, two buffers of 64 rows of K and of V.
+#[case(64, 128, 4096 + 128 * 144 + 4 * 64 * 144)]
+// The same with rows of 528 bytes, the weights of 128 rows and two maxima of each: pairs of warps.
+#[case(256, 256, 4096 + 128 * 528 + 4 * 64 * 528 + 128 * (128 + 16 + 8))]
+fn a_prefill_has_blocks_of_128_rows(#[case] head_dim: u64, #[case] threads: u32, #[case] shared: u32) {
+    let device = Recorder::new();
+    let call = Call { total_q: 200, query: 150, head_dim, ..CALL };
+    call.launch(&device, Arm::Mma, &Knobs::default()).unwrap();
+    // 150 rows of two heads each are three blocks.
+    assert_eq!(device.launched(), [("mma_attention".to_owned(), config([6, 2, 1], threads, shared))]);
+    assert_eq!(*device.allocated.lock().unwrap(), []);
+}
+
+#[test]
+fn the_dense_route_allocates_keys_and_values_of_all_requests_and_a_table() {
+    let device = Recorder::new();
+    let call = Call { kv_dtype: DType::E4m3, total_q: 200, query: 150, ..CALL };
+    let launched = call.launch(&device, Arm::Fp8Dense, &Knobs::default()).unwrap();
+    assert_eq!(launched.kernels, ["dequantise_dense", "mma_attention"]);
+    // 100 tokens are not enough for two blocks of 256 threads with four accesses of 16 codes.
+    let dequantise = ("dequantise_dense".to_owned(), config([2, 1, 1], 256, 0));
+    assert_eq!(device.launched()[0], dequantise);
+    assert_eq!(*device.allocated.lock().unwrap(), [2 * 100 * 2 * 64 * 2 * 2, 2 * 4]);
+}
+
+#[rstest]
+// 16 rows of Q in f32, 64 x 16 weights, two numbers for each row, 64 rows of V; then 8 groups' sums, more than 64 rows of K.
+#[case(DType::Bf16, 64, 64, 16 * 256 + 64 * 64 + 128 + 64 * 128 + 8 * 16 * 256)]
+// Tiles of 64 and 32 keys would not fit 99 KiB. 16 rows of K, spread by 16 bytes each, are more than one group's sums.
+#[case(DType::F32, 512, 16, 16 * 2048 + 16 * 64 + 128 + 16 * 2048 + 16 * 2064)]
+// 128 threads are 64 groups of 8 dims; 32 are used.
+#[case(DType::E4m3, 8, 64, 16 * 32 + 64 * 64 + 128 + 64 * 16 + 32 * 16 * 32)]
+fn the_scalar_kernel_takes_the_longest_tile_that_fits(
+    #[case] kv_dtype: DType,
+    #[case] head_dim: u64,
+    #[case] tile: u64,
+    #[case] shared: u32,
+) {
+    let device = Recorder::new();
+    let call = Call { kv_dtype, total_q: 200, query: 150, head_dim, ..CALL };
+    call.launch(&device, Arm::Scalar, &Knobs::default()).unwrap();
+    // 150 rows of two heads each are 19 tiles of 16.
+    assert_eq!(device.launched(), [("scalar_attention".to_owned(), config([19 * 2 * 2, 1, 1], 128, shared))]);
+    assert_eq!(kernels::scalar::key_tile(&validate_attention(&call.args()).unwrap()), tile);
+}
+
+const MOST: u64 = i32::MAX as u64;
+
+/// The largest grid is launched; a call with one more is refused by name.
+#[track_caller]
+fn last_that_fits(arm: Arm, (fits, grid): (Call, [u32; 3]), beyond: Call, knobs: [Knobs; 2], argument: &str) {
+    let device = Recorder::new();
+    fits.launch(&device, arm, &knobs[0]).unwrap();
+    assert_eq!(device.launched()[0].1.grid, grid);
+    let device = Recorder::new();
+    match beyond.launch(&device, arm, &knobs[1]).unwrap_err() {
+        LaunchError::Argument(error) => assert_eq!(error.argument, argument, "{error}"),
+        other => panic!("{other}"),
+    }
+    assert_eq!((device.launched(), device.allocated.lock().unwrap().len()), (vec![], 0));
+}
+
+#[test]
+fn a_grid_has_at_most_2147483647_blocks_along_x() {
+    let scalar = Call { requests: 1, total_q: 1, heads: (MOST, MOST), head_dim: 8, ..CALL };
+    let grid = [i32::MAX as u32, 1, 1];
+    let beyond = Call { requests: 2, ..scalar };
+    last_that_fits(Arm::Scalar, (scalar, grid), beyond, [Knobs::default(); 2], "max_query_len");
+    let mma = Call { requests: 1, total_q: 1, heads: (1, 1), ..CALL };
+    let knobs = [MOST, MOST + 1].map(|splits| Knobs { splits: Some(splits), ..Knobs::default() });
+    last_that_fits(Arm::Mma, (mma, grid), mma, knobs, "max_query_len");
+}
+
+#[test]
+fn a_decode_counts_its_blocks_in_32_bits() {
+    let fits = Call { requests: u64::from(u32::MAX / 3), heads: (3, 3), ..CALL };
+    let beyond = Call { requests: fits.requests + 1, ..fits };
+    let knobs = Knobs { splits: Some(1), ..Knobs::default() };
+    last_that_fits(Arm::Mma, (fits, [u32::MAX / 3, 3, 1]), beyond, [knobs; 2], "max_query_len");
+}
+
+#[test]
+fn a_grid_has_at_most_65535_blocks_along_y() {
+    let of = |heads| Call { heads: (heads, heads), ..CALL };
+    let knobs = Knobs { splits: Some(1), ..Knobs::default() };
+    last_that_fits(Arm::Mma, (of(65_535), [2, 65_535, 1]), of(65_536), [knobs; 2], "num_kv_heads");
+}
+
+#[rstest]
+#[case::ten_times_its_blocks(Call { requests: MOST - 1, total_q: 1, heads: (MOST, MOST), ..CALL })]
+#[case::its_blocks(Call { requests: MOST - 1, total_q: 1 << 20, query: 1 << 20, heads: (1 << 30, 1 << 30), ..CALL })]
+fn a_call_with_more_blocks_than_64_bits_count_is_refused_like_any_other(#[case] call: Call) {
+    let error = call.launch(&Recorder::new(), Arm::Mma, &Knobs::default()).unwrap_err();
+    assert!(
+        matches!(&error, LaunchError::Argument(refused) if refused.argument == "max_query_len"),
+        "{error}"
+    );
+}
