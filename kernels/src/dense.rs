@@ -187,7 +187,7 @@ impl Dense {
         Ok(Self { bytes, k, table })
     }
 
-    /// Queues the dequantisation of some tokens.
+    /// Queues the dequantisation of some tokens; of a call without keys, nothing.
     pub(crate) fn dequantise(
         &self,
         device: &DeviceRef,
@@ -196,11 +196,12 @@ impl Dense {
         shape: &AttentionShape,
         tokens: Tokens,
     ) -> Result<Vec<&'static str>, LaunchError> {
-        let kernel = device.load_kernel(&spec(shape))?;
-        if shape.max_seq_len > 0 {
-            let (config, params) = self.dequant(args, shape, tokens);
-            device.launch(kernel, config, params.bytes(), stream)?;
+        if shape.max_seq_len == 0 {
+            return Ok(Vec::new());
         }
+        let kernel = device.load_kernel(&spec(shape))?;
+        let (config, params) = self.dequant(args, shape, tokens);
+        device.launch(kernel, config, params.bytes(), stream)?;
         Ok(vec![ENTRY])
     }
 

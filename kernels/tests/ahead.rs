@@ -17,7 +17,7 @@ use kernels::launch::paged_attention;
 use kernels::route::Knobs;
 use kernels::tensor::{Allocation, DType};
 use rstest::rstest;
-use support::{STREAM, checked, download};
+use support::{RefusesFrees, STREAM, checked, download};
 
 /// One token of the cache: 2 heads of 64 dims, one byte each; pages hold 4.
 const PAGE_BYTES: u64 = 4 * 2 * 64;
@@ -218,6 +218,25 @@ fn scratch_is_two_areas_of_the_largest_call_and_goes_back() {
         device.synchronize(STREAM).unwrap();
         assert_eq!(device.pool().unwrap().used, used, "released: {released}");
     }
+}
+
+#[test]
+fn a_release_tries_everything_and_reports_memory_that_was_not_taken_back() {
+    let refused = || DeviceError::Driver {
+        call: "free",
+        code: "CODE".to_owned(),
+        message: String::new(),
+        sticky: true,
+    };
+    let device = RefusesFrees::new(checked(), refused);
+    let shared = device.clone() as DeviceRef;
+    let (batch, next) = (chunk(1, &shared), chunk(2, &shared));
+    let mut ahead = DenseAhead::new(&shared, STREAM).unwrap();
+    ahead.attend(&batch.args, &Knobs::default(), Some(&next.args)).unwrap();
+    assert_eq!(device.asked(), []);
+    assert_eq!(ahead.release().expect_err("a refused free").to_string(), refused().to_string());
+    // Pages and table of two areas.
+    assert_eq!(device.asked(), [STREAM; 4]);
 }
 
 #[test]

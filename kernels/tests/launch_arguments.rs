@@ -232,6 +232,104 @@ fn the_scalar_arm_names_a_head_dim_it_does_not_serve(#[case] dk: u64, #[case] dv
     assert!(unsupported.accepted.contains("multiples of 8 up to 512"), "{unsupported}");
 }
 
+/// A call over tensors of other extents: one request of `rows` rows and one page.
+fn one_request(rows: u64, heads: u64) -> AttentionArgs {
+    let out = tensor(DType::Bf16, &[rows, heads, DIM]);
+    let page = tensor(DType::Bf16, &[1, PAGE_SIZE, heads, DIM]);
+    let metadata = BatchMetadata {
+        block_table: tensor(DType::I32, &[1, WIDTH]),
+        seq_lens: tensor(DType::I32, &[1]),
+        query_start_loc: tensor(DType::I32, &[2]),
+        max_query_len: rows,
+        max_seq_len: 4,
+    };
+    AttentionArgs::causal(out.clone(), PagedCache::unscaled(page.clone(), page), out, metadata)
+}
+
+#[test]
+fn the_longest_sequence_leaves_a_tile_of_32_bits() {
+    let most = i32::MAX as u64 - 1024;
+    let mut args = attention();
+    args.max_seq_len = most;
+    validate_attention(&args).unwrap();
+    args.max_seq_len += 1;
+    check(validate_attention(&args), "max_seq_len", "2147482624", "at most 2147482623");
+    validate_attention(&one_request(most, 1)).unwrap();
+    check(validate_attention(&one_request(most + 1, 1)), "max_query_len", "2147482624", "at most 2147482623");
+}
+
+#[test]
+fn a_full_block_table_and_a_window_of_no_keys_are_accepted() {
+    let mut args = attention();
+    (args.max_seq_len, args.host.seq_lens) = (12, Some(vec![12, 5]));
+    (args.window_left, args.window_right) = (Some(0), Some(0));
+    validate_attention(&args).unwrap();
+}
+
+#[test]
+fn a_shape_says_which_options_are_on() {
+    let options = |change: Change| {
+        let mut args = attention();
+        args.lse = None;
+        change(&mut args);
+        let shape = validate_attention(&args).unwrap();
+        [shape.causal, shape.windowed, shape.softcap, shape.alibi, shape.sinks, shape.lse]
+    };
+    let heads = || Some(tensor(DType::F32, &[HEADS[0]]));
+    assert_eq!(options(|_| ()), [true, false, false, false, false, false]);
+    assert_eq!(options(|a| a.window_left = Some(3)), [true, true, false, false, false, false]);
+    assert_eq!(options(|a| a.window_right = Some(3)), [true, true, false, false, false, false]);
+    assert_eq!(options(|a| a.softcap = Some(3.0)), [true, false, true, false, false, false]);
+    let mut args = attention();
+    (args.causal, args.alibi_slopes, args.sinks) = (false, heads(), heads());
+    let shape = validate_attention(&args).unwrap();
+    assert_eq!((shape.causal, shape.alibi, shape.sinks, shape.lse), (false, true, true, true));
+}
+
+#[test]
+fn an_axis_of_one_element_may_have_any_stride() {
+    let mut args = one_request(1, 1);
+    args.seq_lens.strides = vec![7];
+    args.out.strides = vec![0, 0, 1];
+    validate_attention(&args).unwrap();
+    let mut args = attention();
+    // Queries are only read: rows may share their elements.
+    args.q.strides[0] = 0;
+    validate_attention(&args).unwrap();
+}
+
+#[test]
+fn rows_are_as_aligned_as_their_address_and_every_stride_that_is_stepped() {
+    let alignment = |change: Change| {
+        let mut args = attention();
+        change(&mut args);
+        let shape = validate_attention(&args).unwrap();
+        (shape.row_alignment, shape.cache_alignment)
+    };
+    // Two bytes an element.
+    assert_eq!(alignment(|_| ()), (16, 16));
+    assert_eq!(alignment(|a| a.q.strides = vec![20, 20, 1]), (8, 16));
+    assert_eq!(alignment(|a| a.q.strides[0] = 66 - 4), (4, 16));
+    assert_eq!(alignment(|a| a.cache.v.strides[1] = 24), (16, 16));
+    assert_eq!(alignment(|a| a.cache.v.strides[1] = 17), (16, 2));
+    assert_eq!(alignment(|a| (a.cache.k.offset, a.cache.k.allocation.bytes) = (8, 1544)), (16, 8));
+    let mut args = one_request(1, 1);
+    (args.q.strides[0], args.out.strides[0]) = (17, 19);
+    assert_eq!(validate_attention(&args).unwrap().row_alignment, 16, "no stride is stepped");
+}
+
+#[test]
+fn the_last_element_lies_within_62_bits() {
+    // 4 rows and 3 heads on from the first element: 2^62 and one less.
+    let with = |strides: [i64; 2]| {
+        let mut args = attention();
+        args.lse.as_mut().unwrap().strides = strides.to_vec();
+        validate_attention(&args)
+    };
+    check(with([1 << 60, 0]), "lse.strides", "1152921504606846976", "63 bits");
+    check(with([(1 << 60) - 1, 1]), "lse.offset", "0", "64 bits");
+}
+
 type StoreChange = fn(&mut StoreArgs);
 
 #[rstest]
@@ -259,6 +357,16 @@ fn store_refuses(
     let mut args = store();
     change(&mut args);
     check(validate_store(&args), argument, value, accepted);
+}
+
+#[test]
+fn a_cache_of_one_page_needs_no_stride_of_pages() {
+    let mut args = store();
+    for side in [&mut args.cache.k, &mut args.cache.v] {
+        (side.shape[0], side.strides[0]) = (1, 0);
+    }
+    args.host_slot_mapping = Some(vec![0, 3, -1, -1, 2, 1]);
+    validate_store(&args).unwrap();
 }
 
 #[test]

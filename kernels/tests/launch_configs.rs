@@ -203,6 +203,17 @@ fn the_dense_route_allocates_keys_and_values_of_all_requests_and_a_table() {
     assert_eq!(*device.allocated.lock().unwrap(), [2 * 100 * 2 * 64 * 2 * 2, 2 * 4]);
 }
 
+#[test]
+fn a_call_without_keys_has_nothing_to_dequantise() {
+    let device = Recorder::new();
+    let call = Call { kv_dtype: DType::E4m3, keys: 0, ..CALL };
+    let launched = call.launch(&device, Arm::Fp8Dense, &Knobs::default()).unwrap();
+    let queued: Vec<String> = device.launched().into_iter().map(|(entry, _)| entry).collect();
+    assert_eq!((queued, launched.kernels), (vec!["decode_attention".to_owned()], vec!["decode_attention"]));
+    // Zero bytes cannot be allocated.
+    assert_eq!(*device.allocated.lock().unwrap(), [16, 2 * 4]);
+}
+
 #[rstest]
 // 16 rows of Q in f32, 64 x 16 weights, two numbers for each row, 64 rows of V; then 8 groups' sums, more than 64 rows of K.
 #[case(DType::Bf16, 64, 64, 16 * 256 + 64 * 64 + 128 + 64 * 128 + 8 * 16 * 256)]

@@ -4,6 +4,8 @@
 mod attention;
 mod support;
 
+use std::process::Command;
+
 use attention::{Batch, Problem};
 use kernels::arm::Arm;
 use kernels::device::{DeviceError, DeviceRef};
@@ -75,6 +77,32 @@ fn knobs_turn_routes_off() {
     let before_conversion = Capability { major: 8, minor: 0, ..HOPPER };
     let found = route(&shape(DType::E4m3, (32, 4), 256, 1), &before_conversion, &Knobs::default());
     assert_eq!(found.arm, Arm::Fp8StagedSoft);
+}
+
+#[test]
+fn the_environment_turns_the_dense_route_off() {
+    // A process's own environment is shared by all of its tests, so that of a child is changed.
+    const CHILD: &str = "ATTEST_TEST_PRINTS_KNOBS";
+    if std::env::var_os(CHILD).is_some() {
+        let found = Knobs::from_env().map(|knobs| (knobs.fp8_dense, knobs.scratch_budget_bytes));
+        println!("<{}>", found.map_or_else(|error| error.to_string(), |found| format!("{found:?}")));
+        return;
+    }
+    let thread = std::thread::current();
+    let name = thread.name().expect("tests run in threads of their name");
+    for (value, want) in [
+        (None, "<(true, 4294967296)>"),
+        (Some(""), "<(true, 4294967296)>"),
+        (Some("1"), "<(true, 4294967296)>"),
+        (Some("0"), "<(false, 4294967296)>"),
+        (Some("off"), "<VT_ATTN_FP8_DENSE is off; accepted: 0 or 1>"),
+    ] {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").env_remove("VT_ATTN_FP8_DENSE");
+        let output = child.envs(value.map(|value| ("VT_ATTN_FP8_DENSE", value))).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(want), "{value:?}: {text}");
+    }
 }
 
 #[test]
