@@ -358,3 +358,16 @@ impl Finding {
         Self { fired: 1, contained: u64::from(details.is_empty()), details, ..Self::default() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_has_a_name_of_its_own() {
+        let names: Vec<_> = tasks().into_iter().map(Task::name).collect();
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+        assert!(names.iter().all(|name| name.len() > 4), "{names:?}");
+    }
+}

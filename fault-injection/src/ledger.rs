@@ -307,3 +307,63 @@ impl Ledger {
         self.freed.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: StreamId = StreamId::DEFAULT;
+
+    fn freed(ledger: &mut Ledger, from: u64, bytes: u64) {
+        ledger.allocated(DevicePtr(from), bytes, STREAM);
+        ledger.freed(DevicePtr(from), STREAM);
+    }
+
+    /// Whether work at an address counts as use after free.
+    fn blamed(ledger: &mut Ledger, address: u64) -> bool {
+        ledger.work(Call::Memset, STREAM, [address]);
+        !ledger.take_misuses().is_empty()
+    }
+
+    /// Three neighbours of 64 bytes from 1000 on, freed; then the pool gives out `bytes` from `from` on.
+    fn given_out_again(from: u64, bytes: u64) -> Ledger {
+        let mut ledger = Ledger::new();
+        for start in [1000, 1064, 1128] {
+            freed(&mut ledger, start, 64);
+        }
+        ledger.allocated(DevicePtr(from), bytes, STREAM);
+        ledger
+    }
+
+    #[test]
+    fn memory_given_out_again_is_not_what_was_freed_there_and_its_neighbours_still_are() {
+        let mut ledger = given_out_again(1064, 64);
+        let blamed = [999, 1000, 1063, 1064, 1127, 1128, 1191, 1192].map(|at| blamed(&mut ledger, at));
+        assert_eq!(blamed, [false, true, true, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn an_allocation_is_told_from_an_earlier_one_at_its_address_on_whatever_stream() {
+        let (ptr, other) = (DevicePtr(1000), StreamId(1));
+        for stream in [STREAM, other] {
+            let mut ledger = Ledger::new();
+            ledger.stream_created(other);
+            ledger.allocated(ptr, 64, STREAM);
+            let before = ledger.snapshot();
+            ledger.freed(ptr, STREAM);
+            ledger.allocated(ptr, 64, stream);
+            let after = ledger.snapshot();
+            let [new] = after.allocations_since(&before).try_into().expect("one allocation is new");
+            assert_eq!((new.stream, after.missing_since(&before).len()), (stream.0, 1));
+        }
+    }
+
+    #[test]
+    fn freed_memory_is_forgotten_when_any_of_its_bytes_is_given_out_again() {
+        for (from, bytes, gone) in [(1010, 10, 1000), (990, 11, 1063), (1063, 1, 1000), (1191, 100, 1128)] {
+            let mut ledger = given_out_again(from, bytes);
+            assert!(!blamed(&mut ledger, gone), "{bytes} bytes at {from}");
+            assert!(blamed(&mut ledger, 1064), "{bytes} bytes at {from} leave the second as it was");
+        }
+    }
+}

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fault_injection::{
-    BoxError, CallKind, FaultyDevice, HandleKind, HostDevice, KindSet, MisuseKind, Outcome, Repeat,
+    BoxError, Call, CallKind, FaultyDevice, HandleKind, HostDevice, KindSet, MisuseKind, Outcome, Repeat,
     SweepError, SweepOptions, SweepReport, sweep,
 };
-use kernels::device::{DeviceRef, DeviceResult, StreamId};
+use kernels::device::{Device, DevicePtr, DeviceRef, DeviceResult, StreamId};
+use kernels::guards::{Capture, OwnedEvent, OwnedStream};
 use kernels::scratch::Scratch;
+use kernels::source::KernelSpec;
 
 const STREAM: StreamId = StreamId::DEFAULT;
 
@@ -114,7 +116,7 @@ fn a_launcher_that_drops_a_late_error_swallows_it() {
         scratch.release()?;
         Ok(vec![1])
     });
-    let late = report.escaped().filter(|step| step.call == fault_injection::Call::Memset).count();
+    let late = report.escaped().filter(|step| step.call == Call::Memset).count();
     assert_eq!((names(&report), late), (vec!["Swallowed"], 2));
 }
 
@@ -221,9 +223,76 @@ fn a_launcher_that_frees_the_memory_of_others_is_dirty_after() {
         result
     })
     .unwrap();
-    let of_others =
-        |o: &Outcome| matches!(o, Outcome::DirtyAfter { detail } if detail.contains("memory of others"));
+    let of_others = |o: &Outcome| {
+        matches!(o, Outcome::DirtyAfter { detail } if detail.contains("memory of others")
+            && detail.contains("128 bytes on stream 0 from fault-injection/tests/detector.rs:"))
+    };
     assert!(report.steps.iter().any(|step| step.outcomes.iter().any(of_others)), "{report}");
+}
+
+#[test]
+fn other_memory_in_place_of_that_of_others_is_no_substitute() {
+    let device = device();
+    let foreign = std::cell::Cell::new(device.alloc(128, STREAM).unwrap());
+    let report = sweep(&device, &SweepOptions::default(), |device: &DeviceRef| {
+        let result = good(device);
+        if result.is_err() {
+            device.free(foreign.get(), STREAM)?;
+            foreign.set(device.alloc(128, STREAM)?);
+        }
+        result
+    })
+    .unwrap();
+    // The pool holds as much as before, and only the ledger knows better.
+    assert!(names(&report).starts_with(&["LeakedBytes", "DirtyAfter"]), "{report}");
+}
+
+#[test]
+fn what_is_left_behind_is_cleared_away_and_nothing_else() {
+    let device = device();
+    let (memory, stream, recording) = (
+        device.alloc(128, STREAM).unwrap(),
+        device.create_stream().unwrap(),
+        device.create_stream().unwrap(),
+    );
+    let event = device.create_event().unwrap();
+    device.begin_capture(stream).unwrap();
+    let graph = device.end_capture(stream).unwrap();
+    device.begin_capture(recording).unwrap();
+    let before = device.snapshot();
+    let leaks_whatever_is_open = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let stream = device.create_stream()?;
+        let ptr = device.alloc(64, stream)?;
+        let event = device.create_event()?;
+        device.begin_capture(stream)?;
+        device.memset(ptr, 1, 64, stream)?;
+        let graph = device.end_capture(stream)?;
+        device.launch_graph(graph, stream)?;
+        device.synchronize(stream)?;
+        device.destroy_graph(graph)?;
+        device.destroy_event(event)?;
+        device.free(ptr, stream)?;
+        device.destroy_stream(stream)?;
+        Ok(vec![1])
+    };
+    let report = sweep(&device, &SweepOptions::default(), leaks_whatever_is_open).unwrap();
+    assert_eq!(names(&report), ["LeakedHandles", "LeakedBytes"]);
+    // Each leak is reported by the run that left it, and by no later one.
+    for outcome in report.steps.iter().flat_map(|step| &step.outcomes) {
+        match outcome {
+            Outcome::LeakedBytes { baseline, held, .. } => assert_eq!((*baseline, *held), (128, 192)),
+            Outcome::LeakedHandles { handles } => assert!(handles.len() <= 3, "{handles:?}"),
+            _ => {}
+        }
+    }
+    let after = device.snapshot();
+    assert_eq!((after.allocations_since(&before), after.missing_since(&before)), (vec![], vec![]));
+    assert_eq!((after.handles_since(&before), before.handles_since(&after)), (vec![], vec![]));
+    assert_eq!(device.pool().unwrap().used, 128);
+    device.end_capture(recording).unwrap();
+    device.launch_graph(graph, stream).unwrap();
+    device.destroy_event(event).unwrap();
+    device.free(memory, STREAM).unwrap();
 }
 
 #[test]
@@ -264,6 +333,51 @@ fn failing_frees_may_not_hide_the_first_error() {
 }
 
 #[test]
+fn what_could_not_be_given_back_because_that_failed_is_not_leaked() {
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let stream = OwnedStream::new(device)?;
+        let event = OwnedEvent::new(device)?;
+        let capture = Capture::begin(device, stream.id())?;
+        let graph = capture.end()?;
+        device.launch_graph(graph.id(), stream.id())?;
+        device.record_event(event.id(), stream.id())?;
+        device.synchronize(stream.id())?;
+        graph.release()?;
+        event.release()?;
+        stream.release()?;
+        Ok(vec![1])
+    };
+    let options = SweepOptions { fail_frees: true, ..SweepOptions::default() };
+    let report = sweep(&device(), &options, launcher).unwrap();
+    assert!(report.passed(), "{report}");
+    for call in [Call::DestroyGraph, Call::DestroyEvent, Call::DestroyStream] {
+        let swept = report.steps.iter().filter(|step| step.call == call).count();
+        assert_eq!(swept, 2, "{call}");
+    }
+}
+
+#[test]
+fn a_launcher_that_loads_other_kernels_after_a_failure_leaks_modules() {
+    let load = |device: &DeviceRef, entry: &'static str| {
+        device.load_kernel(&KernelSpec { file: "none.cu", entry, defines: vec![] })
+    };
+    let usual = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        load(device, "usual")?;
+        good(device)
+    };
+    let report = judge(usual);
+    assert!(report.passed(), "what a clean run loads is kept on purpose: {report}");
+    let report = judge(|device: &DeviceRef| usual(device).inspect_err(|_| drop(load(device, "other"))));
+    assert_eq!(names(&report), ["LeakedHandles"]);
+    let Some(Outcome::LeakedHandles { handles }) = report.escaped().next().map(|step| &step.outcomes[0])
+    else {
+        panic!("{report}")
+    };
+    assert_eq!(handles.iter().map(|handle| handle.kind).collect::<Vec<_>>(), [HandleKind::Module]);
+    assert!(handles[0].site.contains("other"), "{handles:?}");
+}
+
+#[test]
 fn an_operation_that_fails_by_itself_is_no_verdict() {
     let error =
         sweep(&device(), &SweepOptions::default(), |_: &DeviceRef| Err::<Vec<u8>, _>("no")).unwrap_err();
@@ -274,11 +388,34 @@ fn an_operation_that_fails_by_itself_is_no_verdict() {
 }
 
 #[test]
+fn an_error_that_was_there_before_is_not_the_operations() {
+    let device = device();
+    device.memset(DevicePtr(8), 1, 8, STREAM).unwrap();
+    let error = sweep(&device, &SweepOptions::default(), good).unwrap_err();
+    assert!(matches!(error, SweepError::Pool(_)), "{error}");
+    assert!(sweep(&device, &SweepOptions::default(), good).unwrap().passed(), "it has been reported");
+}
+
+#[test]
+fn a_late_failure_of_work_that_nothing_runs_is_counted_apart() {
+    let report = judge(|device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let stream = OwnedStream::new(device)?;
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        let capture = Capture::begin(device, stream.id())?;
+        device.memset(scratch.ptr(), 3, 64, stream.id())?;
+        capture.end()?.release()?;
+        Ok(vec![1])
+    });
+    assert!(report.passed(), "{report}");
+    assert_eq!(report.unsurfaced, 2, "once and persistently");
+}
+
+#[test]
 fn a_sweep_of_some_kinds_fails_only_those() {
     let options = SweepOptions { kinds: KindSet::only(CallKind::Memset), ..SweepOptions::default() };
     let report = sweep(&device(), &options, good).unwrap();
     assert_eq!(report.fired(), 4);
-    assert!(report.passed() && report.steps.iter().all(|step| step.call == fault_injection::Call::Memset));
+    assert!(report.passed() && report.steps.iter().all(|step| step.call == Call::Memset));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use fault_injection::drops::DropPlace;
+use fault_injection::drops::{DropPlace, leave_to_process_exit};
 use fault_injection::{FaultyDevice, HostDevice, Outcome, WithoutFrees};
 use kernels::device::{Device, DeviceError, DeviceRef, StreamId};
 use kernels::scratch::Scratch;
@@ -50,6 +50,16 @@ fn a_stream_destroyed_too_early_is_still_reported_by_release() {
     let error = scratch.release().unwrap_err();
     assert!(matches!(error, DeviceError::InvalidArgument { argument: "stream", .. }), "{error}");
     assert_eq!(device.pool().unwrap().used, 0, "the memory went back all the same");
+}
+
+/// On any other thread its end stands for that of the main thread.
+#[test]
+fn guards_left_to_process_exit_outlive_the_call_and_some_their_thread() {
+    let device = FaultyDevice::new(host());
+    let handle = device.handle();
+    let left = std::thread::spawn(move || leave_to_process_exit(&handle).map(|()| handle.pool())).join();
+    assert_eq!(left.unwrap().unwrap().unwrap().used, 2 * 4120);
+    assert_eq!(device.snapshot().bytes(), 4120);
 }
 
 /// Guards are made on some threads and dropped on others, all at once.

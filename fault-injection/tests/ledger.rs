@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fault_injection::{FaultyDevice, HostDevice, MisuseKind};
+use fault_injection::{FaultPlan, FaultyDevice, HandleKind, HostDevice, MisuseKind};
 use kernels::device::{Device, DevicePtr, KernelId, LaunchConfig, StreamId};
 use kernels::source::KernelSpec;
 use rstest::rstest;
@@ -76,11 +76,13 @@ enum Order {
     Event,
     Synchronize,
     CopyToHost,
+    /// The host asks for the time between two events, which it gets only when both have happened.
+    Elapsed,
 }
 
 #[rstest]
 fn what_orders_streams_makes_a_free_elsewhere_right(
-    #[values(Order::Event, Order::Synchronize, Order::CopyToHost)] by: Order,
+    #[values(Order::Event, Order::Synchronize, Order::CopyToHost, Order::Elapsed)] by: Order,
 ) {
     let bench = Bench::new();
     let ptr = bench.alloc();
@@ -89,6 +91,11 @@ fn what_orders_streams_makes_a_free_elsewhere_right(
         Order::Event => bench.order(STREAM, bench.other),
         Order::Synchronize => bench.device.synchronize(STREAM).unwrap(),
         Order::CopyToHost => bench.device.copy_to_host(&mut [0; 4], ptr, STREAM).unwrap(),
+        Order::Elapsed => {
+            let event = bench.device.create_event().unwrap();
+            bench.device.record_event(event, STREAM).unwrap();
+            bench.device.elapsed_ms(event, event).unwrap();
+        }
     }
     bench.launch(ptr, bench.other);
     bench.device.free(ptr, bench.other).unwrap();
@@ -157,7 +164,11 @@ fn a_second_free_and_a_free_of_nothing() {
     bench.device.free(ptr, STREAM).unwrap();
     assert!(bench.device.free(ptr, STREAM).is_err());
     assert!(bench.device.free(ptr.offset(8), STREAM).is_err());
-    assert_eq!(bench.kinds(), [MisuseKind::DoubleFree, MisuseKind::UnknownFree]);
+    let misuses = bench.device.take_misuses();
+    let kinds: Vec<_> = misuses.iter().map(|misuse| misuse.kind).collect();
+    assert_eq!(kinds, [MisuseKind::DoubleFree, MisuseKind::UnknownFree]);
+    let text = misuses[0].to_string();
+    assert!(text.starts_with("double free: 64 bytes, freed again on stream 0"), "{text}");
 }
 
 #[test]
@@ -186,6 +197,19 @@ fn copies_and_launches_after_the_free() {
     assert!(misuses[0].other_site.is_some());
 }
 
+/// The words of a launch are searched for addresses, and by chance one may be where something lay in an earlier run.
+#[test]
+fn a_run_does_not_answer_for_what_was_freed_before_it() {
+    let bench = Bench::new();
+    let ptr = bench.alloc();
+    bench.device.free(ptr, STREAM).unwrap();
+    bench.launch(ptr, STREAM);
+    assert_eq!(bench.kinds(), [MisuseKind::UseAfterFree]);
+    bench.device.arm(FaultPlan::nth(u64::MAX));
+    bench.launch(ptr, STREAM);
+    assert_eq!(bench.kinds(), []);
+}
+
 #[test]
 fn a_graph_uses_its_memory_when_it_runs() {
     let bench = Bench::new();
@@ -198,6 +222,40 @@ fn a_graph_uses_its_memory_when_it_runs() {
     assert_eq!(bench.kinds(), []);
     bench.device.launch_graph(graph, STREAM).unwrap();
     assert_eq!(bench.kinds(), [MisuseKind::UseAfterFree]);
+}
+
+#[test]
+fn a_snapshot_counts_every_live_allocation() {
+    let bench = Bench::new();
+    let empty = bench.device.snapshot();
+    let (first, _second) = (bench.alloc(), bench.device.alloc(100, bench.other).unwrap());
+    let both = bench.device.snapshot();
+    assert_eq!((empty.bytes(), both.bytes(), both.allocations_since(&empty).len()), (0, 164, 2));
+    bench.device.free(first, STREAM).unwrap();
+    let one = bench.device.snapshot();
+    let [left] = one.allocations_since(&empty).try_into().unwrap();
+    assert_eq!((one.bytes(), left.bytes, left.stream), (100, 100, bench.other.0));
+    assert_eq!(one.missing_since(&both).iter().map(|gone| gone.bytes).collect::<Vec<_>>(), [64]);
+}
+
+#[test]
+fn what_is_made_is_live_until_it_is_destroyed() {
+    let bench = Bench::new();
+    let empty = bench.device.snapshot();
+    let stream = bench.device.create_stream().unwrap();
+    let event = bench.device.create_event().unwrap();
+    bench.device.begin_capture(stream).unwrap();
+    let live = |bench: &Bench| -> Vec<_> {
+        bench.device.snapshot().handles_since(&empty).into_iter().map(|handle| handle.kind).collect()
+    };
+    assert_eq!(live(&bench), [HandleKind::Stream, HandleKind::Event, HandleKind::OpenCapture]);
+    let graph = bench.device.end_capture(stream).unwrap();
+    assert_eq!(live(&bench), [HandleKind::Stream, HandleKind::Event, HandleKind::Graph]);
+    bench.device.destroy_graph(graph).unwrap();
+    bench.device.destroy_event(event).unwrap();
+    assert_eq!(live(&bench), [HandleKind::Stream]);
+    bench.device.destroy_stream(stream).unwrap();
+    assert_eq!(live(&bench), []);
 }
 
 #[test]

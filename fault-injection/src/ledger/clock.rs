@@ -31,7 +31,7 @@ impl Clock {
 }
 
 /// One piece of work: a stream and its number there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub stream: StreamId,
     pub time: u64,

@@ -8,6 +8,13 @@ use super::clock::{Clock, Moment};
 use crate::call::Call;
 use crate::site::Site;
 
+/// What no two allocations share: an address is given out again, to any stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    address: u64,
+    allocated: Moment,
+}
+
 /// One allocation, live or freed.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
@@ -29,8 +36,8 @@ impl Memory {
     }
 
     /// Sets it apart from every other allocation, at the same address too.
-    pub fn key(&self) -> (u64, u64) {
-        (self.ptr.0, self.allocated.time)
+    pub fn key(&self) -> Key {
+        Key { address: self.ptr.0, allocated: self.allocated }
     }
 
     pub fn contains(&self, address: u64) -> bool {

@@ -7,6 +7,7 @@ use kernels::device::{DevicePtr, EventId, GraphId, StreamId};
 use serde::{Deserialize, Serialize};
 
 use super::Ledger;
+use super::record::Key;
 use crate::site::Site;
 
 /// One allocation that has not been freed.
@@ -67,9 +68,8 @@ impl fmt::Display for Handle {
 /// What is live at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Size, stream, place and whether its free was made to fail, by address and place in the stream: an address alone
-    /// may have been handed out again.
-    memory: BTreeMap<(u64, u64), (u64, StreamId, Site, bool)>,
+    /// Size, stream, place and whether its free was made to fail.
+    memory: BTreeMap<Key, (u64, StreamId, Site, bool)>,
     handles: BTreeMap<(HandleKind, u64), (Site, bool)>,
     modules: BTreeSet<String>,
 }
