@@ -269,13 +269,7 @@ impl Campaign<'_> {
 
     /// Passes if the check fails: with frees disabled it must name the bytes.
     fn canary(&self, case: Founding) -> Result<Finding, Obstacle> {
-        let step = case.check_without_frees(&self.device)?;
-        let Some(step) = step else { return Err(Obstacle::NoVerdict("the fault did not fire".to_owned())) };
-        let leak = step.outcomes.iter().find(|outcome| matches!(outcome, Outcome::LeakedBytes { .. }));
-        let remark = leak.map(ToString::to_string);
-        let details = if leak.is_some() { vec![] } else { vec![format!("the leak was not noticed: {step}")] };
-        let noticed = u64::from(leak.is_some());
-        Ok(Finding { fired: 1, contained: noticed, details, remark, ..Finding::default() })
+        Finding::of_canary(case.check_without_frees(&self.device)?)
     }
 
     fn exhaustion(&self, operation: &Operation, limit: u64) -> Result<Finding, Obstacle> {
@@ -326,6 +320,10 @@ fn prepare(operation: &Operation, device: &Shared) -> Result<crate::operations::
     operation.prepare(&device.handle()).map_err(|error| SweepError::Baseline { source: error.into() }.into())
 }
 
+fn not_fired() -> Obstacle {
+    Obstacle::NoVerdict("the fault did not fire".to_owned())
+}
+
 impl Finding {
     fn of(report: SweepReport) -> Self {
         let mut details: Vec<String> = Vec::new();
@@ -346,10 +344,19 @@ impl Finding {
     }
 
     fn of_step(step: Option<Step>) -> Result<Self, Obstacle> {
-        let step = step.ok_or_else(|| Obstacle::NoVerdict("the fault did not fire".to_owned()))?;
+        let step = step.ok_or_else(not_fired)?;
         let details = if step.contained() { vec![] } else { vec![step.to_string()] };
         let contained = u64::from(step.contained());
         Ok(Self { fired: 1, contained, details, steps: vec![step], ..Self::default() })
+    }
+
+    fn of_canary(step: Option<Step>) -> Result<Self, Obstacle> {
+        let step = step.ok_or_else(not_fired)?;
+        let leak = step.outcomes.iter().find(|outcome| matches!(outcome, Outcome::LeakedBytes { .. }));
+        let remark = leak.map(ToString::to_string);
+        let details = if leak.is_some() { vec![] } else { vec![format!("the leak was not noticed: {step}")] };
+        let noticed = u64::from(leak.is_some());
+        Ok(Self { fired: 1, contained: noticed, details, remark, ..Self::default() })
     }
 
     fn of_outcomes(outcomes: &[Outcome]) -> Self {
@@ -362,6 +369,8 @@ impl Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Call;
+    use crate::plan::At;
 
     #[test]
     fn every_line_has_a_name_of_its_own() {
@@ -369,5 +378,40 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
         assert!(names.iter().all(|name| name.len() > 4), "{names:?}");
+    }
+
+    fn step(outcome: Outcome) -> Option<Step> {
+        Some(Step {
+            call: Call::Alloc,
+            number: 2,
+            repeat: Repeat::Once,
+            at: At::Call,
+            fail_frees: false,
+            outcomes: vec![outcome],
+        })
+    }
+
+    /// With frees disabled a run that looks clean is the failure.
+    #[test]
+    fn a_canary_that_is_not_noticed_fails() {
+        let leak = Outcome::LeakedBytes { baseline: 8, held: 24, allocations: vec![] };
+        let noticed = Finding::of_canary(step(leak)).ok().expect("a verdict");
+        assert_eq!((noticed.fired, noticed.contained, noticed.details.len()), (1, 1, 0));
+        assert!(noticed.remark.expect("a remark").contains("24 bytes held, baseline 8"));
+        let unnoticed = Finding::of_canary(step(Outcome::Contained)).ok().expect("a verdict");
+        assert_eq!((unnoticed.fired, unnoticed.contained, unnoticed.details.len()), (1, 0, 1));
+        assert!(matches!(Finding::of_canary(None), Err(Obstacle::NoVerdict(_))));
+        assert!(matches!(Finding::of_step(None), Err(Obstacle::NoVerdict(_))));
+    }
+
+    #[test]
+    fn a_sweep_in_which_nothing_fired_says_so() {
+        let report = SweepReport {
+            calls: std::collections::BTreeMap::new(),
+            clean: vec![Outcome::Contained],
+            steps: vec![],
+            unsurfaced: 0,
+        };
+        assert_eq!(Finding::of(report).details, ["no fault fired"]);
     }
 }

@@ -140,8 +140,8 @@ impl<D: Device + ?Sized> FaultyDevice<D> {
         let mut trace = {
             let mut state = self.lock();
             state.plan = None;
-            let sequence = std::mem::take(&mut state.sequence);
-            Trace { sequence, counted: state.counted, ..Trace::default() }
+            // What surfaces from here on surfaces behind all these calls.
+            Trace { sequence: state.sequence.clone(), counted: state.counted, ..Trace::default() }
         };
         let streams = self.lock().ledger.stream_ids();
         // A stream that was left recording cannot be waited for; the snapshot shows it.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fault_injection::{
-    BoxError, Call, CallKind, FaultyDevice, HandleKind, HostDevice, KindSet, MisuseKind, Outcome, Repeat,
-    SweepError, SweepOptions, SweepReport, sweep,
+    At, BoxError, Call, CallKind, FaultPlan, FaultyDevice, HandleKind, HostDevice, KindSet, MisuseKind,
+    Outcome, Repeat, SweepError, SweepOptions, SweepReport, inject, sweep,
 };
 use kernels::device::{Device, DevicePtr, DeviceRef, DeviceResult, StreamId};
 use kernels::guards::{Capture, OwnedEvent, OwnedStream};
@@ -191,6 +191,86 @@ fn a_launcher_that_changes_its_calls_is_nondeterministic() {
     });
     assert!(clean_names(&report).contains(&"Nondeterministic"), "{report}");
     assert!(names(&report).contains(&"Nondeterministic"), "{report}");
+}
+
+#[test]
+fn calls_that_only_the_first_run_made_are_missed_by_name() {
+    let runs = AtomicU64::new(0);
+    let options = SweepOptions { repeats: vec![Repeat::Once], at: vec![At::Call], ..SweepOptions::default() };
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+            device.memset(scratch.ptr(), 3, 64, STREAM)?;
+            device.synchronize(STREAM)?;
+        }
+        Ok(vec![1])
+    };
+    let report = sweep(&device(), &options, launcher).unwrap();
+    let missed: Vec<_> = report.steps.iter().map(|step| (step.number, step.call)).collect();
+    assert_eq!(missed, [(1, Call::Alloc), (2, Call::Memset), (3, Call::Synchronize)]);
+    for step in &report.steps[1..] {
+        let detail = "1 calls could fail, in the first clean run 3".to_owned();
+        assert_eq!(step.outcomes, [Outcome::Nondeterministic { detail }]);
+    }
+}
+
+#[test]
+fn a_launcher_that_makes_ever_more_calls_is_given_up_after_sixteen_more() {
+    let runs = AtomicU64::new(0);
+    let options = SweepOptions { repeats: vec![Repeat::Once], at: vec![At::Call], ..SweepOptions::default() };
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        for _ in 0..=runs.fetch_add(1, Ordering::Relaxed) {
+            Scratch::new(device, 64, STREAM)?.release()?;
+        }
+        Ok(vec![1])
+    };
+    let report = sweep(&device(), &options, launcher).unwrap();
+    assert_eq!(report.fired(), 1 + 16, "{report}");
+    assert!(report.steps.iter().all(|step| step.call == Call::Alloc && !step.contained()), "{report}");
+    let detail = "call 3 is alloc, in the first clean run it was nothing".to_owned();
+    assert!(report.steps[1].outcomes.contains(&Outcome::Nondeterministic { detail }), "{report}");
+}
+
+/// Also where the failure surfaces only in the wait that follows the launcher.
+#[test]
+fn calls_that_change_before_a_late_failure_are_nondeterministic() {
+    let runs = AtomicU64::new(0);
+    let options = SweepOptions {
+        kinds: KindSet::only(CallKind::Memset),
+        at: vec![At::NextSynchronize],
+        ..SweepOptions::default()
+    };
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        device.memset(scratch.ptr(), 3, 64, STREAM)?;
+        // The two clean runs of the baseline agree, and no later one does with them.
+        if runs.fetch_add(1, Ordering::Relaxed) >= 2 {
+            device.create_event().and_then(|event| device.destroy_event(event))?;
+        }
+        scratch.release()?;
+        Ok(vec![1])
+    };
+    let report = sweep(&device(), &options, launcher).unwrap();
+    assert_eq!(clean_names(&report), ["Contained"]);
+    let detail = "call 3 is create_event, in the first clean run it was free".to_owned();
+    let other = Outcome::Nondeterministic { detail };
+    for step in &report.steps {
+        // Of the run with the fault and of the clean run after it.
+        assert_eq!(step.outcomes, [other.clone(), other.clone()], "{step}");
+    }
+    assert_eq!(report.fired(), 2);
+}
+
+#[test]
+fn one_planned_fault_is_judged_like_a_step_of_a_sweep() {
+    let plan = FaultPlan { repeat: Repeat::Persistent, ..FaultPlan::nth(2).of(KindSet::ALL) };
+    let step = inject(&device(), plan, good).unwrap().expect("two calls can fail");
+    assert_eq!(
+        (step.call, step.number, step.repeat, step.at),
+        (Call::Memset, 2, Repeat::Persistent, At::Call)
+    );
+    assert!(step.contained() && !step.fail_frees, "{step}");
+    assert_eq!(inject(&device(), FaultPlan::nth(5), good).unwrap(), None, "four calls can fail");
 }
 
 #[test]

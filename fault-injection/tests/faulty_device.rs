@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fault_injection::{
     At, Call, CallKind, FaultPlan, FaultyDevice, HostDevice, InjectedFault, KindSet, Repeat,
 };
-use kernels::device::{Device, DeviceResult, LaunchConfig, StreamId};
+use kernels::device::{Device, DeviceError, DeviceResult, LaunchConfig, StreamId};
 use kernels::error::LaunchError;
 use kernels::source::KernelSpec;
 
@@ -46,6 +46,34 @@ fn without_a_plan_every_call_is_passed_on() {
     assert_eq!(device.pool().unwrap().used, 0);
     assert_eq!(device.take_misuses(), []);
     assert_eq!(device.snapshot().bytes(), 0);
+}
+
+#[test]
+fn the_host_device_has_as_much_memory_as_its_ceiling_says() {
+    let device = HostDevice::new(Some(100));
+    let first = device.alloc(60, STREAM).unwrap();
+    for (bytes, fits) in [(41, false), (1 << 40, false), (40, true), (1, false)] {
+        match device.alloc(bytes, STREAM) {
+            Ok(_) => assert!(fits, "{bytes} bytes"),
+            Err(DeviceError::OutOfMemory { requested, limit, .. }) => {
+                assert_eq!((fits, requested, limit), (false, bytes, Some(100)));
+            }
+            Err(other) => panic!("{bytes} bytes: {other}"),
+        }
+    }
+    device.free(first, STREAM).unwrap();
+    device.alloc(60, STREAM).unwrap();
+}
+
+#[test]
+fn the_host_device_counts_time_in_milliseconds() {
+    let device = HostDevice::new(None);
+    let [start, end] = [(); 2].map(|()| device.create_event().unwrap());
+    device.record_event(start, STREAM).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    device.record_event(end, STREAM).unwrap();
+    let elapsed_ms = device.elapsed_ms(start, end).unwrap();
+    assert!((5.0..5000.0).contains(&elapsed_ms), "{elapsed_ms} ms");
 }
 
 #[test]

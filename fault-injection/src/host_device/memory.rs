@@ -7,6 +7,9 @@ use kernels::device::{DeviceError, DevicePtr};
 /// Addresses are multiples of this.
 const ALIGN: u64 = 256;
 
+/// Where addresses begin: no two 32-bit parameters of a kernel, one after the other, look like one of them.
+const FIRST: u64 = 0x7a11_0000_0000;
+
 /// Device memory as kernels written in Rust see it.
 pub struct HostMemory {
     live: BTreeMap<u64, Vec<u8>>,
@@ -18,7 +21,7 @@ pub struct HostMemory {
 
 impl HostMemory {
     pub(super) fn new(limit: Option<u64>) -> Self {
-        Self { live: BTreeMap::new(), next: ALIGN << 12, limit, used: 0, high_water: 0 }
+        Self { live: BTreeMap::new(), next: FIRST, limit, used: 0, high_water: 0 }
     }
 
     pub(super) fn used(&self) -> u64 {
@@ -49,7 +52,8 @@ impl HostMemory {
         }
         fresh.resize(size, 0xff);
         let ptr = self.next;
-        self.next += bytes.next_multiple_of(ALIGN) + ALIGN;
+        // At least so far apart that the end of one is not the start of the next.
+        self.next = (self.next + bytes + ALIGN).next_multiple_of(ALIGN);
         self.live.insert(ptr, fresh);
         self.used += bytes;
         self.high_water = self.high_water.max(self.used);

@@ -83,7 +83,7 @@ fn word(value: u64) -> i32 {
     i32::try_from(value).expect("sizes of these batches are small")
 }
 
-/// Distinct finite values between -2 and 2 in any format, as bytes.
+/// Many finite values between -2 and 2 in any format, as bytes.
 pub(super) fn pattern(dtype: DType, count: u64, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -253,4 +253,121 @@ fn upload_metadata(
         max_query_len: shape.q_lens.iter().copied().max().unwrap_or(0),
         max_seq_len: shape.max_seq_len(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::host_device::HostDevice;
+
+    const SHAPE: BatchShape = BatchShape {
+        q_lens: &[5, 6],
+        kv_lens: &[12, 6],
+        heads: (4, 2),
+        head_dim: 8,
+        page_size: 4,
+        q_dtype: DType::Bf16,
+        kv_dtype: DType::E4m3,
+    };
+
+    #[test]
+    fn pages_are_handed_out_backwards_and_slots_follow_them() {
+        // Request 0 has three whole pages, request 1 a page and a half, and a column that it does not use.
+        assert_eq!(SHAPE.tables(), [4, 3, 2, 1, 0, 0]);
+        let slots = SHAPE.slots();
+        assert_eq!(slots[..12], [16, 17, 18, 19, 12, 13, 14, 15, 8, 9, 10, 11]);
+        assert_eq!(slots[12..], [4, 5, 6, 7, 0, 1]);
+    }
+
+    #[test]
+    fn a_batch_lies_on_the_device_as_its_host_copy_says() {
+        let device: DeviceRef = Arc::new(HostDevice::new(None));
+        let batch = Batch::new(&device, &SHAPE).unwrap();
+        let args = &batch.args;
+        let words = |tensor: &DeviceTensor, shape: &[u64]| {
+            assert_eq!((tensor.dtype, tensor.shape.as_slice()), (DType::I32, shape));
+            let mut bytes = vec![0; tensor.allocation.bytes as usize];
+            device.copy_to_host(&mut bytes, tensor.ptr(), StreamId::DEFAULT).unwrap();
+            Some(bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).collect::<Vec<_>>())
+        };
+        assert_eq!(args.host.seq_lens, Some(vec![12, 6]));
+        assert_eq!(args.host.query_start_loc, Some(vec![0, 5, 11]));
+        assert_eq!(words(&args.block_table, &[2, 3]), args.host.block_table);
+        assert_eq!(words(&args.seq_lens, &[2]), args.host.seq_lens);
+        assert_eq!(words(&args.query_start_loc, &[3]), args.host.query_start_loc);
+        assert_eq!((args.max_query_len, args.max_seq_len), (6, 12));
+        // Five pages of K and of V, queries and results in two bytes, lse in four, eleven words of metadata.
+        let bytes = 2 * 5 * 4 * 2 * 8 + 2 * 2 * (11 * 4 * 8) + 4 * (11 * 4) + 4 * 11;
+        assert_eq!((batch.bytes(), device.pool().unwrap().used), (bytes, bytes));
+    }
+
+    #[test]
+    fn cleared_results_are_all_nan_and_the_inputs_stay() {
+        let device: DeviceRef = Arc::new(HostDevice::new(None));
+        let batch = Batch::new(&device, &SHAPE).unwrap();
+        let mut inputs = vec![0; batch.args.q.allocation.bytes as usize];
+        device.memset(batch.args.out.ptr(), 0, batch.args.out.allocation.bytes, StreamId::DEFAULT).unwrap();
+        batch.clear(&device, StreamId::DEFAULT).unwrap();
+        let results = batch.read(&device, StreamId::DEFAULT).unwrap();
+        assert_eq!(results, vec![0xff; 2 * 11 * 4 * 8 + 4 * 11 * 4]);
+        device.copy_to_host(&mut inputs, batch.args.q.ptr(), StreamId::DEFAULT).unwrap();
+        assert_eq!(inputs, pattern(DType::Bf16, 11 * 4 * 8, 1));
+    }
+
+    fn values(dtype: DType) -> Vec<f32> {
+        let bytes = pattern(dtype, 4096, 1);
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 4];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u32::from_le_bytes(word)
+        };
+        let value = |bits: u32| match dtype {
+            DType::E4m3 => small_float(bits, 4, 3),
+            DType::E5m2 => small_float(bits, 5, 2),
+            DType::F16 => small_float(bits, 5, 10),
+            DType::Bf16 => small_float(bits, 8, 7),
+            _ => f32::from_bits(bits),
+        };
+        bytes.chunks_exact(dtype.size_bytes() as usize).map(|bytes| value(word(bytes))).collect()
+    }
+
+    /// A float of so many bits of exponent and of significand, which is no infinity and no NaN.
+    fn small_float(bits: u32, exponent_bits: u32, significand_bits: u32) -> f32 {
+        let exponent = (bits >> significand_bits & ((1 << exponent_bits) - 1)) as i32;
+        let fraction = (bits & ((1 << significand_bits) - 1)) as f32 / (1_u32 << significand_bits) as f32;
+        let bias = (1 << (exponent_bits - 1)) - 1;
+        let magnitude = match exponent {
+            0 => fraction * 2_f32.powi(1 - bias),
+            _ => (1.0 + fraction) * 2_f32.powi(exponent - bias),
+        };
+        if bits >> (exponent_bits + significand_bits) & 1 == 0 { magnitude } else { -magnitude }
+    }
+
+    /// Byte counts and results of a report are compared with those of other devices and other days.
+    #[test]
+    fn patterns_stay_what_they_are() {
+        assert_eq!(pattern(DType::E4m3, 8, 2), [0xb7, 0x0e, 0x8c, 0x3b, 0xb9, 0x3a, 0x38, 0x27]);
+        assert_eq!(pattern(DType::E5m2, 8, 3), [0x8e, 0xa7, 0x31, 0x18, 0xa2, 0x35, 0x9d, 0x9a]);
+        assert_eq!(pattern(DType::F16, 4, 2), [0x77, 0x9b, 0xce, 0x30, 0x8c, 0x8a, 0x3b, 0x31]);
+        assert_eq!(pattern(DType::Bf16, 4, 1), [0x3b, 0xbf, 0x77, 0x3f, 0x67, 0x3f, 0x02, 0xbf]);
+        assert_eq!(pattern(DType::F32, 2, 1), [0x00, 0x00, 0x3b, 0xbf, 0x00, 0x00, 0x77, 0x3f]);
+    }
+
+    #[test]
+    fn patterns_are_many_values_of_both_signs_below_two() {
+        for dtype in [DType::E4m3, DType::E5m2, DType::F16, DType::Bf16, DType::F32] {
+            let values = values(dtype);
+            assert_eq!(values.len(), 4096);
+            assert!(values.iter().all(|value| value.abs() < 2.0), "{dtype:?}");
+            let distinct: BTreeSet<_> = values.iter().map(|value| value.to_bits()).collect();
+            assert!(distinct.len() >= 128, "{dtype:?}: {} values", distinct.len());
+            let negative = values.iter().filter(|value| value.is_sign_negative()).count();
+            assert!((1800..2300).contains(&negative), "{dtype:?}: {negative} of 4096 are negative");
+            let large = values.iter().filter(|value| value.abs() >= 0.5).count();
+            assert!(large > 400, "{dtype:?}: {large} of 4096 are at least a half");
+        }
+    }
 }
