@@ -42,7 +42,7 @@ pub fn paged_attention(
 /// not allow. The workspace must belong to the same stream.
 ///
 /// # Errors
-/// As [`paged_attention`]. Whatever fails, scratch of the call has been freed and the first error is returned.
+/// As [`paged_attention`]; a call that no arm serves is unsupported by the scalar one. Whatever fails, scratch of the call has been freed and the first error is returned.
 pub fn paged_attention_with(
     device: &DeviceRef,
     stream: StreamId,
@@ -55,7 +55,11 @@ pub fn paged_attention_with(
     let capability = Capability::of(&device.info());
     let route = match arm {
         Some(arm) => plan_arm(arm, &shape, &capability, knobs)?,
-        None => route(&shape, &capability, knobs),
+        None => {
+            let route = route(&shape, &capability, knobs);
+            route.arm.supports(&shape)?;
+            route
+        }
     };
     let mut launched = Launched { arm: route.arm, kernels: Vec::new(), fallback: route.fallback.clone() };
     if nothing_to_compute(&shape) {

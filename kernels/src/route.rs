@@ -97,33 +97,29 @@ pub struct Route {
 /// Chooses the arm of a validated call.
 ///
 /// fp8 decode casts while it stages, since every byte is read once; fp8 prefill is dequantised once, since every byte
-/// is read once per row tile. What the tensor-core kernel does not serve takes the scalar one.
+/// is read once per row tile. What the tensor-core kernel does not serve takes the scalar one, which has limits of its own
+/// ([`Arm::supports`]).
 #[must_use]
 pub fn route(shape: &AttentionShape, capability: &Capability, knobs: &Knobs) -> Route {
-    let mut passed_over = Vec::new();
-    for arm in preferences(shape, capability, knobs) {
-        match plan_arm(arm, shape, capability, knobs) {
-            Ok(route) => {
-                let fallback = (!passed_over.is_empty()).then(|| passed_over.join("; "));
-                return Route { fallback, ..route };
-            }
-            Err(unsupported) => passed_over.push(unsupported.to_string()),
-        }
-    }
-    let fallback = (!passed_over.is_empty()).then(|| passed_over.join("; "));
+    let planned = preferred(shape, capability, knobs).map(|arm| plan_arm(arm, shape, capability, knobs));
+    let fallback = match planned {
+        Some(Ok(route)) => return route,
+        Some(Err(unsupported)) => Some(unsupported.to_string()),
+        None => None,
+    };
     Route { arm: Arm::Scalar, mma: None, dense_bytes: 0, fallback }
 }
 
-/// Arms worth trying before the scalar one, best first.
-fn preferences(shape: &AttentionShape, capability: &Capability, knobs: &Knobs) -> Vec<Arm> {
+/// The arm that is better than the scalar one wherever it serves.
+fn preferred(shape: &AttentionShape, capability: &Capability, knobs: &Knobs) -> Option<Arm> {
     if !shape.kv_dtype.is_fp8() {
-        return vec![Arm::Mma];
+        return Some(Arm::Mma);
     }
     let staged = if capability.at_least(8, 9) { Arm::Fp8StagedHw } else { Arm::Fp8StagedSoft };
     match (mma::is_decode(shape, knobs), knobs.fp8_dense) {
-        (true, _) => vec![staged],
-        (false, true) => vec![Arm::Fp8Dense],
-        (false, false) => vec![],
+        (true, _) => Some(staged),
+        (false, true) => Some(Arm::Fp8Dense),
+        (false, false) => None,
     }
 }
 

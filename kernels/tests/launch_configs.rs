@@ -235,6 +235,22 @@ fn the_scalar_kernel_takes_the_longest_tile_that_fits(
     assert_eq!(kernels::scalar::key_tile(&validate_attention(&call.args()).unwrap()), tile);
 }
 
+#[rstest]
+#[case(2, "head_dim_k 2")]
+#[case(20, "head_dim_k 20")]
+#[case(520, "head_dim_k 520")]
+fn a_call_that_no_arm_serves_is_refused_when_the_route_is_free(#[case] head_dim: u64, #[case] what: &str) {
+    let device = Recorder::new();
+    let args = Call { head_dim, ..CALL }.args();
+    let shared = device.clone() as DeviceRef;
+    let error = paged_attention_with(&shared, STREAM, None, &args, &Knobs::default(), None).unwrap_err();
+    match error {
+        LaunchError::Unsupported(error) => assert_eq!((error.arm, error.what.as_str()), (Arm::Scalar, what)),
+        other => panic!("{other}"),
+    }
+    assert_eq!(device.launched(), []);
+}
+
 const MOST: u64 = i32::MAX as u64;
 
 /// The largest grid is launched; a call with one more is refused by name.

@@ -12,7 +12,7 @@ use kernels::device::{DeviceError, DeviceRef};
 use kernels::error::LaunchError;
 use kernels::instances::GATE_CAPABILITIES;
 use kernels::launch::{Launched, paged_attention_with};
-use kernels::route::{Capability, Knobs, route};
+use kernels::route::{Capability, Knobs, plan_arm, route};
 use kernels::tensor::DType;
 use kernels::validate::AttentionShape;
 use kernels::workspace::{Purpose, Workspace};
@@ -119,6 +119,35 @@ fn a_fallback_says_why() {
         "{small}"
     );
     assert_eq!(route(&prefill, &HOPPER, &Knobs::default()).fallback, None);
+    let exact = route(&prefill, &HOPPER, &Knobs { scratch_budget_bytes: 1 << 24, ..Knobs::default() });
+    assert_eq!((exact.arm, exact.dense_bytes, exact.fallback), (Arm::Fp8Dense, 1 << 24, None));
+}
+
+#[test]
+fn only_what_runs_on_tensor_cores_needs_a_card_that_has_them() {
+    let turing = Capability { major: 7, minor: 5, ..HOPPER };
+    let plan = |arm, shape: &AttentionShape| plan_arm(arm, shape, &turing, &Knobs::default());
+    let of = |q_dtype, kv| AttentionShape { q_dtype, ..shape(kv, (8, 2), 64, 4) };
+    for (arm, shape) in [
+        (Arm::Mma, of(DType::Bf16, DType::Bf16)),
+        (Arm::Fp8StagedSoft, of(DType::Bf16, DType::E4m3)),
+        (Arm::Fp8Dense, of(DType::F16, DType::E4m3)),
+    ] {
+        let error = plan(arm, &shape).unwrap_err();
+        assert_eq!(
+            (error.what.as_str(), error.accepted.as_str()),
+            ("compute capability 7.5", "8.0 or later")
+        );
+    }
+    // The dense route of an f32 query ends in the scalar kernel.
+    let f32_query = plan(Arm::Fp8Dense, &of(DType::F32, DType::E5m2)).unwrap();
+    assert_eq!((f32_query.arm, f32_query.mma), (Arm::Fp8Dense, None));
+    plan(Arm::Scalar, &of(DType::Bf16, DType::Bf16)).unwrap();
+    // The conversion instruction came later than tensor cores of this kind.
+    let ampere = Capability { major: 8, minor: 6, ..HOPPER };
+    let decode = of(DType::Bf16, DType::E4m3);
+    let error = plan_arm(Arm::Fp8StagedHw, &decode, &ampere, &Knobs::default()).unwrap_err();
+    assert_eq!(error.accepted, "8.9 or later");
 }
 
 fn run(
