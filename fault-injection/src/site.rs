@@ -60,3 +60,36 @@ impl fmt::Debug for Site {
         f.write_str(&self.describe())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(file: &str) -> Option<String> {
+        shorten(Path::new(file))
+    }
+
+    #[test]
+    fn places_in_the_workspace_are_given_from_its_root_on() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().and_then(Path::to_str).expect("a root");
+        for file in
+            ["kernels/src/dense.rs", "fault-injection/src/drops.rs", "fault-injection/tests/ledger.rs"]
+        {
+            assert_eq!(shown(&format!("{root}/{file}")).as_deref(), Some(file));
+            assert_eq!(shown(file).as_deref(), Some(file), "a path that is relative already");
+        }
+    }
+
+    #[test]
+    fn the_standard_library_dependencies_and_the_device_itself_are_passed_over() {
+        for file in [
+            "/rustc/59807616e1fa/library/core/src/ops/function.rs",
+            "/home/user/toolchains/stable/lib/rustlib/src/rust/library/std/src/thread/mod.rs",
+            "/home/user/registry/src/index/backtrace-0.3.77/src/capture.rs",
+            "fault-injection/src/faulty/device.rs",
+            "fault-injection/src/ledger.rs",
+        ] {
+            assert_eq!(shown(file), None);
+        }
+    }
+}

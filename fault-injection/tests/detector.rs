@@ -81,7 +81,24 @@ fn a_launcher_that_forgets_its_scratch_on_failure_leaks_bytes_and_the_place_is_n
     assert_eq!((baseline, held, allocations.len()), (0, 64, 1));
     assert_eq!((allocations[0].bytes, allocations[0].stream), (64, 0));
     assert_eq!(allocations[0].site, format!("fault-injection/tests/detector.rs:{line}"));
-    assert!(report.to_string().contains("LeakedBytes: 64 bytes held, baseline 0"), "{report}");
+    let text = format!(
+        "LeakedBytes: 64 bytes held, baseline 0\n    64 bytes on stream 0 from {}",
+        allocations[0].site
+    );
+    assert!(report.to_string().contains(&text), "{report}");
+}
+
+/// The pool is the witness even for what the ledger has never heard of.
+#[test]
+fn a_leak_past_the_ledger_is_seen_by_the_pool_and_cannot_be_cleared_away() {
+    let device = device();
+    let report = sweep(&device, &SweepOptions::default(), |handle: &DeviceRef| {
+        good(handle).inspect_err(|_| drop(device.inner().alloc(48, STREAM)))
+    })
+    .unwrap();
+    let leak = Outcome::LeakedBytes { baseline: 0, held: 48, allocations: vec![] };
+    let detail = "the pool holds 48 bytes, baseline 0, after all has been freed".to_owned();
+    assert_eq!(report.steps[0].outcomes, [leak, Outcome::DirtyAfter { detail }], "{report}");
 }
 
 #[test]
@@ -126,6 +143,8 @@ fn a_launcher_that_reports_its_own_error_masks_the_first() {
         judge(|device: &DeviceRef| good(device).map_err(|error| format!("attention failed: {error}")));
     assert_eq!(names(&report), ["Masked"]);
     assert_eq!(report.contained(), 0);
+    let Outcome::Masked { reported } = &report.steps[0].outcomes[0] else { panic!("{report}") };
+    assert!(reported.starts_with("attention failed: alloc"), "{reported}");
 }
 
 #[test]
@@ -229,6 +248,30 @@ fn a_launcher_that_makes_ever_more_calls_is_given_up_after_sixteen_more() {
     assert!(report.steps.iter().all(|step| step.call == Call::Alloc && !step.contained()), "{report}");
     let detail = "call 3 is alloc, in the first clean run it was nothing".to_owned();
     assert!(report.steps[1].outcomes.contains(&Outcome::Nondeterministic { detail }), "{report}");
+}
+
+#[test]
+fn a_call_that_fails_and_is_another_than_in_the_clean_run_is_nondeterministic() {
+    let runs = AtomicU64::new(0);
+    let options = SweepOptions {
+        kinds: [CallKind::Memset, CallKind::Event].into_iter().collect(),
+        repeats: vec![Repeat::Once],
+        at: vec![At::Call],
+        ..SweepOptions::default()
+    };
+    let launcher = |device: &DeviceRef| -> DeviceResult<Vec<u8>> {
+        let scratch = Scratch::new(device, 64, STREAM)?;
+        if runs.fetch_add(1, Ordering::Relaxed) < 2 {
+            device.memset(scratch.ptr(), 3, 64, STREAM)?;
+        } else {
+            device.destroy_event(device.create_event()?)?;
+        }
+        Ok(vec![1])
+    };
+    let report = sweep(&device(), &options, launcher).unwrap();
+    let detail = "call 2 is create_event, in the first clean run it was memset".to_owned();
+    let other = Outcome::Nondeterministic { detail };
+    assert_eq!(report.steps[0].outcomes, [other.clone(), other], "of the run with the fault and of the next");
 }
 
 /// Also where the failure surfaces only in the wait that follows the launcher.
@@ -462,6 +505,10 @@ fn an_operation_that_fails_by_itself_is_no_verdict() {
     let error =
         sweep(&device(), &SweepOptions::default(), |_: &DeviceRef| Err::<Vec<u8>, _>("no")).unwrap_err();
     assert!(matches!(error, SweepError::Baseline { .. }), "{error}");
+    assert_eq!(error.to_string(), "the operation fails without any injected fault: no");
+    let out_of_range = |device: &DeviceRef| device.memset(DevicePtr(8), 1, 8, STREAM).map(|()| vec![1]);
+    let error = sweep(&device(), &SweepOptions::default(), out_of_range).unwrap_err();
+    assert!(matches!(error, SweepError::Baseline { .. }), "only the wait after it reports that: {error}");
     let panics = |_: &DeviceRef| -> Result<Vec<u8>, BoxError> { panic!("always") };
     let error = sweep(&device(), &SweepOptions::default(), panics).unwrap_err();
     assert!(error.to_string().contains("always"), "{error}");
