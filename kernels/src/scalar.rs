@@ -162,6 +162,34 @@ pub(crate) fn launch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DevicePtr;
+    use crate::tensor::Allocation;
+
+    /// A cache whose first row starts `offset` bytes after a multiple of 16, and whose rows are `stride` elements apart.
+    fn cache(dtype: DType, head_dim: u64, stride: i64, offset: u64) -> DeviceTensor {
+        let allocation = Allocation { ptr: DevicePtr(0x10000), bytes: 1 << 20 };
+        let shape = [2, 4, 2, head_dim];
+        DeviceTensor::strided(allocation, offset, dtype, &shape, &[8 * stride, 2 * stride, stride, 1])
+    }
+
+    #[test]
+    fn copies_are_as_wide_as_every_row_allows() {
+        assert_eq!(copy_bytes(&cache(DType::Bf16, 64, 64, 0)), 16);
+        assert_eq!(copy_bytes(&cache(DType::Bf16, 64, 64, 8)), 8);
+        assert_eq!(copy_bytes(&cache(DType::Bf16, 64, 66, 0)), 4);
+        // Rows of 24 bytes are three copies of 8, however far apart.
+        assert_eq!(copy_bytes(&cache(DType::Bf16, 12, 16, 0)), 8);
+        assert_eq!(copy_bytes(&cache(DType::E4m3, 8, 16, 0)), 8);
+        assert_eq!(copy_bytes(&cache(DType::E5m2, 64, 67, 1)), 1);
+    }
+
+    #[test]
+    fn four_elements_move_at_once_where_every_row_is_aligned_to_them() {
+        for (dtype, quad) in [(DType::F32, 16), (DType::Bf16, 8), (DType::F16, 8), (DType::E4m3, 4)] {
+            assert_eq!(quads_aligned(&cache(dtype, 64, 64, quad)), 1, "{dtype}");
+            assert_eq!(quads_aligned(&cache(dtype, 64, 64, quad / 2)), 0, "{dtype}");
+        }
+    }
 
     #[test]
     fn shared_memory_fits_every_card_for_every_head_dim_and_format() {
