@@ -17,7 +17,7 @@ pub mod mma;
 mod params;
 pub mod peak;
 pub mod route;
-pub mod scalar;
+mod scalar;
 pub mod scratch;
 pub mod simt;
 pub mod source;

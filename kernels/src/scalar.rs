@@ -14,8 +14,8 @@ const ENTRY: &str = "scalar_attention";
 const THREADS: u32 = 128;
 /// Packed rows (query position x query head of a KV head) of one thread block.
 const ROWS: u64 = 16;
-const MAX_KEY_TILE: u64 = 64;
-const MIN_KEY_TILE: u64 = 8;
+/// Keys of a tile, longest first. The last fits all head dims.
+const KEY_TILES: [u64; 3] = [64, 32, 16];
 const MAX_KEY_GROUPS: u64 = 32;
 const MAX_HEAD_DIM: u64 = 512;
 /// Shared memory that every supported card offers one block (sm_86, sm_89 and sm_120 are the smallest). The tile length follows from it
@@ -75,18 +75,12 @@ impl SharedLayout {
 
     /// The longest tile within the budget.
     fn new(shape: &AttentionShape) -> Self {
-        let mut layout = Self::with_tile(shape, MAX_KEY_TILE);
-        while layout.bytes > SHARED_BUDGET && layout.key_tile > MIN_KEY_TILE {
-            layout = Self::with_tile(shape, layout.key_tile / 2);
-        }
-        layout
+        let layouts = KEY_TILES.map(|key_tile| Self::with_tile(shape, key_tile));
+        *layouts
+            .iter()
+            .find(|layout| layout.bytes <= SHARED_BUDGET)
+            .expect("a tile fits what the arm supports")
     }
-}
-
-/// Keys per tile of a launch for this shape, a power of two from 8 to 64: the error bound of a flash kernel depends on it.
-#[must_use]
-pub fn key_tile(shape: &AttentionShape) -> u64 {
-    SharedLayout::new(shape).key_tile
 }
 
 /// What the scalar arm serves: every format, mask and option; head dims in steps of 8 up to 512.
@@ -193,6 +187,7 @@ mod tests {
 
     #[test]
     fn shared_memory_fits_every_card_for_every_head_dim_and_format() {
+        let mut tiles = std::collections::BTreeSet::new();
         for kv_dtype in DType::CACHE {
             for head_dim_k in (8..=MAX_HEAD_DIM).step_by(8) {
                 for head_dim_v in (8..=MAX_HEAD_DIM).step_by(8) {
@@ -204,8 +199,10 @@ mod tests {
                         "{kv_dtype} {head_dim_k} {head_dim_v}: {layout:?}"
                     );
                     assert_eq!((layout.v_tile_offset % 16, layout.k_tile_offset % 16), (0, 0));
+                    tiles.insert(layout.key_tile);
                 }
             }
         }
+        assert_eq!(tiles, KEY_TILES.into(), "each length serves some head dims");
     }
 }
