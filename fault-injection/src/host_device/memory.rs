@@ -46,15 +46,13 @@ impl HostMemory {
         }
         let Ok(size) = usize::try_from(bytes) else { return Err(refused) };
         // More than the machine can give is out of memory, too, where filling a vector would abort.
-        let mut fresh = Vec::new();
-        if fresh.try_reserve_exact(size).is_err() {
+        if Vec::<u8>::new().try_reserve_exact(size).is_err() {
             return Err(refused);
         }
-        fresh.resize(size, 0xff);
         let ptr = self.next;
         // At least so far apart that the end of one is not the start of the next.
         self.next = (self.next + bytes + ALIGN).next_multiple_of(ALIGN);
-        self.live.insert(ptr, fresh);
+        self.live.insert(ptr, vec![0xff; size]);
         self.used += bytes;
         self.high_water = self.high_water.max(self.used);
         Ok(DevicePtr(ptr))
