@@ -294,3 +294,29 @@ fn difference(first: &[u8], now: &[u8]) -> Option<String> {
         first.len()
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_differ_say_how_much_and_where() {
+        let told = |first: &[u8], now: &[u8]| difference(first, now).unwrap_or_default();
+        assert_eq!(told(&[1, 2, 3, 4], &[1, 2, 3, 4]), "");
+        let some = "a clean run afterwards gives 4 bytes, 2 of them other than the first time (4 bytes), from byte 1 on";
+        assert_eq!(told(&[1, 2, 3, 4], &[1, 9, 3, 9]), some);
+        let longer = "a clean run afterwards gives 3 bytes, 0 of them other than the first time (2 bytes), from byte 2 on";
+        assert_eq!(told(&[1, 2], &[1, 2, 3]), longer);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Layer(&'static str, #[source] Option<Box<Layer>>);
+
+    #[test]
+    fn an_error_is_told_with_all_its_causes() {
+        let cause = Layer("the pool is full", None);
+        let error = Layer("attention failed", Some(Box::new(Layer("alloc", Some(Box::new(cause))))));
+        assert_eq!(chain(&error), "attention failed: alloc: the pool is full");
+    }
+}
