@@ -57,8 +57,8 @@ fn shapes(q_dtype: DType, kv_dtype: DType, head_dim: u64) -> Vec<AttentionShape>
                     q_dtype,
                     kv_dtype,
                     total_q: max_query_len,
-                    num_q_heads: 2 * group,
-                    num_kv_heads: 2,
+                    num_q_heads: group,
+                    num_kv_heads: 1,
                     head_dim_k: head_dim,
                     head_dim_v: head_dim,
                     num_pages: 64,
@@ -83,8 +83,7 @@ fn shapes(q_dtype: DType, kv_dtype: DType, head_dim: u64) -> Vec<AttentionShape>
 }
 
 fn arm_instances(arm: Arm, shape: &AttentionShape, capability: &Capability) -> Vec<KernelSpec> {
-    let knobs = Knobs { splits: Some(2), ..Knobs::default() };
-    let Ok(route) = plan_arm(arm, shape, capability, &knobs) else { return Vec::new() };
+    let Ok(route) = plan_arm(arm, shape, capability, &Knobs::default()) else { return Vec::new() };
     let dense_arm = arm.is_dense();
     let inner = if dense_arm { dense::inner_shape(shape) } else { shape.clone() };
     let mut specs = match &route.mma {
@@ -100,6 +99,11 @@ fn arm_instances(arm: Arm, shape: &AttentionShape, capability: &Capability) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn architectures_are_named_as_compilers_name_them() {
+        assert_eq!(GATE_CAPABILITIES.map(|card| card.arch()), ["sm_80", "sm_90", "sm_120"]);
+    }
 
     #[test]
     fn every_kernel_file_has_instances_and_each_capability_its_own() {

@@ -148,6 +148,33 @@ fn a_decode_splits_the_keys_and_merges() {
 }
 
 #[test]
+fn a_long_decode_fills_two_blocks_of_every_multiprocessor() {
+    let device = Recorder::new();
+    let call = Call { requests: 1, total_q: 1, keys: 32_768, ..CALL };
+    call.launch(&device, Arm::Mma, &Knobs::default()).unwrap();
+    // 512 steps of four warps in 128 parts by two KV heads: 256 of 264 places. Less than 128 leaves a part five steps long.
+    assert_eq!(device.launched()[0].1.grid, [128, 2, 1]);
+    let device = Recorder::new();
+    call.launch(&device, Arm::Mma, &Knobs { max_splits: 40, ..Knobs::default() }).unwrap();
+    assert!(device.launched()[0].1.grid[0] <= 40);
+}
+
+#[test]
+fn only_a_prefill_on_dense_scratch_is_compiled_for_it() {
+    let is_dense = |call: Call, arm| {
+        let device = Recorder::new();
+        call.launch(&device, arm, &Knobs { splits: Some(1), ..Knobs::default() }).unwrap();
+        let loaded = device.loaded.lock().unwrap();
+        loaded.last().unwrap().defines.iter().any(|(name, _)| *name == "DENSE")
+    };
+    let prefill = Call { total_q: 200, query: 150, ..CALL };
+    let codes = |call| Call { kv_dtype: DType::E4m3, ..call };
+    assert!(is_dense(codes(prefill), Arm::Fp8Dense) && is_dense(prefill, Arm::Bf16Dense));
+    assert!(!is_dense(codes(CALL), Arm::Fp8Dense) && !is_dense(CALL, Arm::Bf16Dense));
+    assert!(!is_dense(prefill, Arm::Mma) && !is_dense(codes(prefill), Arm::Fp8StagedHw));
+}
+
+#[test]
 fn a_decode_warp_keeps_room_for_its_sums_and_narrowed_queries() {
     let device = Recorder::new();
     let call = Call { kv_dtype: DType::E4m3, heads: (32, 2), head_dim: 256, ..CALL };
