@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn sets_hold_what_was_put_in() {
-        let set: KindSet = [CallKind::Alloc, CallKind::Stream].into_iter().collect();
+        let set: KindSet = [CallKind::Alloc, CallKind::Stream, CallKind::Alloc].into_iter().collect();
         let held: Vec<_> = CallKind::ALL.into_iter().filter(|kind| set.contains(*kind)).collect();
         assert_eq!(held, [CallKind::Alloc, CallKind::Stream]);
         assert!(CallKind::ALL.into_iter().all(|kind| KindSet::ALL.contains(kind)));
