@@ -86,6 +86,9 @@ fn a_launcher_that_forgets_its_scratch_on_failure_leaks_bytes_and_the_place_is_n
         allocations[0].site
     );
     assert!(report.to_string().contains(&text), "{report}");
+    for step in ["memset (call 2, once, at-call)", "memset (call 1, persistent, at-next-synchronize)"] {
+        assert!(report.to_string().contains(step), "{report}");
+    }
 }
 
 /// The pool is the witness even for what the ledger has never heard of.
