@@ -112,3 +112,135 @@ fn beside(device: &DeviceRef, (bytes, limit): (u64, u64), run: &mut Run) -> Resu
         Err(other) => Err(other),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use kernels::device::{DevicePtr, DeviceResult};
+
+    use super::*;
+    use crate::host_device::HostDevice;
+
+    const STREAM: StreamId = StreamId::DEFAULT;
+
+    /// An operation that needs so many bytes at once.
+    fn needs<const BYTES: u64>(_: &DeviceRef) -> Result<Run, LaunchError> {
+        Ok(Box::new(|device| {
+            Scratch::new(device, BYTES, STREAM)?.release()?;
+            Ok(vec![1])
+        }))
+    }
+
+    const LIMIT: u64 = 1 << 16;
+    const CHUNK: u64 = 2000;
+
+    /// A pool carved from chunks: an allocation lies in one of them, in the first that has room for it.
+    struct Carved {
+        inner: HostDevice,
+        /// Bytes in use of each chunk, and what lies where.
+        chunks: Mutex<(Vec<u64>, Vec<(DevicePtr, u64, usize)>)>,
+    }
+
+    impl Carved {
+        fn device() -> Arc<FaultyDevice<Self>> {
+            let chunks = Mutex::new((vec![0; LIMIT.div_ceil(CHUNK) as usize], Vec::new()));
+            FaultyDevice::new(Arc::new(Self { inner: HostDevice::new(Some(LIMIT)), chunks }))
+        }
+    }
+
+    impl Device for Carved {
+        fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceResult<DevicePtr> {
+            let mut guard = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+            let (used, live) = &mut *guard;
+            let Some(chunk) = used.iter().position(|used| used + bytes <= CHUNK) else {
+                let used = used.iter().sum();
+                return Err(DeviceError::OutOfMemory { requested: bytes, used, limit: Some(LIMIT) });
+            };
+            let ptr = self.inner.alloc(bytes, stream)?;
+            used[chunk] += bytes;
+            live.push((ptr, bytes, chunk));
+            Ok(ptr)
+        }
+
+        fn free(&self, ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
+            self.inner.free(ptr, stream)?;
+            let mut guard = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+            let (used, live) = &mut *guard;
+            let at = live.iter().position(|(live, ..)| *live == ptr).expect("the inner device knew it");
+            let (_, bytes, chunk) = live.swap_remove(at);
+            used[chunk] -= bytes;
+            Ok(())
+        }
+
+        kernels::forward_device! { inner:
+            info create_stream destroy_stream copy_to_device copy_to_host copy_on_device memset
+            load_kernel launch launch_counts create_event destroy_event record_event wait_event elapsed_ms
+            begin_capture end_capture launch_graph destroy_graph pool reset_high_water synchronize
+        }
+    }
+
+    #[test]
+    fn holes_between_the_pieces_of_others_are_filled() {
+        // 33 chunks take a piece of 1024 bytes each. 976 bytes are left of each, and as pieces shrink, 512 of them are taken.
+        // In all but the last chunk that leaves 464 bytes, which the rest of what others hold may take.
+        let found = just_below(&Carved::device(), LIMIT, &Operation::new("600", None, needs::<600>)).unwrap();
+        assert_eq!(
+            (found.fits_beside, found.outcomes),
+            (33 * 1024 + 32 * 512 + 464, vec![Outcome::Contained])
+        );
+        assert!(found.reported.contains("600"), "{}", found.reported);
+    }
+
+    #[test]
+    fn holes_that_a_card_would_not_give_out_are_left() {
+        let operation = Operation::new("300", None, needs::<300>);
+        let error = just_below(&Carved::device(), LIMIT, &operation).unwrap_err();
+        assert!(matches!(error, SweepError::NeverExhausted { limit: LIMIT }), "{error}");
+    }
+
+    /// Works until it runs out of memory for the first time.
+    fn broken_by_exhaustion<const FAILS: bool>(_: &DeviceRef) -> Result<Run, LaunchError> {
+        let mut broken = false;
+        Ok(Box::new(move |device| {
+            match Scratch::new(device, 600, STREAM) {
+                Ok(scratch) => scratch.release()?,
+                Err(error) => {
+                    broken = true;
+                    return Err(error.into());
+                }
+            }
+            match (broken, FAILS) {
+                (true, true) => Err(DeviceError::Environment("it stays broken".to_owned()).into()),
+                (broken, _) => Ok(vec![u8::from(broken)]),
+            }
+        }))
+    }
+
+    #[test]
+    fn an_operation_that_a_full_pool_breaks_is_dirty_after() {
+        let device = FaultyDevice::new(Arc::new(HostDevice::new(Some(LIMIT))));
+        let operation = Operation::new("other bits", None, broken_by_exhaustion::<false>);
+        let found = just_below(&device, LIMIT, &operation).unwrap();
+        let detail = "a run with room again gives other bits".to_owned();
+        assert_eq!(found.outcomes, [Outcome::DirtyAfter { detail }]);
+        let operation = Operation::new("fails", None, broken_by_exhaustion::<true>);
+        let error = just_below(&device, LIMIT, &operation).unwrap_err();
+        assert!(error.to_string().contains("it stays broken"), "{error}");
+    }
+
+    /// Every run leaves an allocation.
+    fn leaks(_: &DeviceRef) -> Result<Run, LaunchError> {
+        Ok(Box::new(|device| {
+            device.alloc(8, STREAM)?;
+            needs::<600>(device)?(device)
+        }))
+    }
+
+    #[test]
+    fn an_operation_that_leaks_in_a_full_pool_is_named() {
+        let device = FaultyDevice::new(Arc::new(HostDevice::new(Some(LIMIT))));
+        let found = just_below(&device, LIMIT, &Operation::new("leaks", None, leaks)).unwrap();
+        assert!(matches!(found.outcomes[..], [Outcome::LeakedBytes { .. }]), "{:?}", found.outcomes);
+    }
+}

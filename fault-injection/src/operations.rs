@@ -42,7 +42,7 @@ impl Operation {
         Self::new("two layers, the second dequantised ahead", Some(Arm::Fp8Dense), catalogue::ahead),
     ];
 
-    const fn new(
+    pub(crate) const fn new(
         name: &'static str,
         arm: Option<Arm>,
         prepare: fn(&DeviceRef) -> Result<Run, LaunchError>,
