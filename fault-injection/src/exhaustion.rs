@@ -138,13 +138,20 @@ mod tests {
     /// A pool carved from chunks: an allocation lies in one of them, in the first that has room for it.
     struct Carved {
         inner: HostDevice,
-        /// Bytes in use of each chunk, and what lies where.
-        chunks: Mutex<(Vec<u64>, Vec<(DevicePtr, u64, usize)>)>,
+        chunks: Mutex<Chunks>,
+    }
+
+    struct Chunks {
+        /// Bytes in use of each.
+        used: Vec<u64>,
+        /// Every allocation, its size and its chunk.
+        live: Vec<(DevicePtr, u64, usize)>,
     }
 
     impl Carved {
         fn device() -> Arc<FaultyDevice<Self>> {
-            let chunks = Mutex::new((vec![0; LIMIT.div_ceil(CHUNK) as usize], Vec::new()));
+            let chunks = Chunks { used: vec![0; LIMIT.div_ceil(CHUNK) as usize], live: Vec::new() };
+            let chunks = Mutex::new(chunks);
             FaultyDevice::new(Arc::new(Self { inner: HostDevice::new(Some(LIMIT)), chunks }))
         }
     }
@@ -152,7 +159,7 @@ mod tests {
     impl Device for Carved {
         fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceResult<DevicePtr> {
             let mut guard = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
-            let (used, live) = &mut *guard;
+            let Chunks { used, live } = &mut *guard;
             let Some(chunk) = used.iter().position(|used| used + bytes <= CHUNK) else {
                 let used = used.iter().sum();
                 return Err(DeviceError::OutOfMemory { requested: bytes, used, limit: Some(LIMIT) });
@@ -166,7 +173,7 @@ mod tests {
         fn free(&self, ptr: DevicePtr, stream: StreamId) -> DeviceResult<()> {
             self.inner.free(ptr, stream)?;
             let mut guard = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
-            let (used, live) = &mut *guard;
+            let Chunks { used, live } = &mut *guard;
             let at = live.iter().position(|(live, ..)| *live == ptr).expect("the inner device knew it");
             let (_, bytes, chunk) = live.swap_remove(at);
             used[chunk] -= bytes;
