@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use fault_injection::campaign::{self, Line, Selection, Surroundings, Verdict};
 use fault_injection::exhaustion::just_below;
 use fault_injection::operations::Operation;
-use fault_injection::{Child, FaultyDevice, HostDevice, Outcome, Repeat, SweepError, WithoutFrees, sticky};
+use fault_injection::{
+    Child, FaultyDevice, HostDevice, Outcome, Repeat, Step, SweepError, WithoutFrees, sticky,
+};
 use kernels::device::{
     Device, DeviceError, DeviceInfo, DeviceKind, DevicePtr, DeviceRef, DeviceResult, KernelId, LaunchConfig,
     StreamId,
@@ -93,7 +95,12 @@ fn every_line_of_a_device_without_a_context_passes_but_the_one_that_needs_a_cont
         lines.iter().filter(|line| line.arm.is_none()).map(|line| line.name.as_str()).collect();
     assert_eq!(arms.len(), 5, "{arms:?}");
     for name in ["store", "two streams, frees failing too", "identity copy after both allocations"] {
-        assert!(!line(&lines, name).steps.is_empty(), "{name}");
+        let steps = &line(&lines, name).steps;
+        assert!(!steps.is_empty(), "{name}");
+        let as_asked = |step: &Step| {
+            step.repeat == Repeat::Once && step.fail_frees == name.ends_with("frees failing too")
+        };
+        assert!(steps.iter().all(as_asked), "{name}: {steps:?}");
     }
     let canary = line(&lines, "identity copy after both allocations, frees disabled: noticed");
     assert!(canary.remark.as_ref().unwrap().contains("24584 bytes held, baseline 12288"), "{canary:?}");
