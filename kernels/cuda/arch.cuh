@@ -183,6 +183,15 @@ ATTEST_DEVICE void copy_async16(void* shared, const void* global) {
 #endif
 }
 
+// Four bytes.
+ATTEST_DEVICE void copy_async4(void* shared, const void* global) {
+#ifdef ATTEST_SIMT
+    simt_cp_async(shared, global, 4, 4);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(shared)), "l"(global) : "memory");
+#endif
+}
+
 // Closes the group of copies that this lane has started.
 ATTEST_DEVICE void copy_async_commit() {
 #ifdef ATTEST_SIMT

@@ -22,7 +22,7 @@
 ATTEST_DEVICE void cast_tile(u8* to, const u8* from) {
     ATTEST_UNROLL(2)
     for (int round = 0; round < kRounds; ++round) {
-        const Piece piece = piece_of(round);
+        const Piece piece = piece_of(round, copy_thread());
         if (piece.exists) {
             const int row = piece.row + piece.more;
             const u8* const codes = from + row * kRawRowBytes + piece.index * 16;
@@ -88,20 +88,35 @@ ATTEST_DEVICE void weigh_tile(Sums& out, const Scores& weights, const u8* v_tile
     }
 }
 
-// Looks up the first two tiles, and starts the copies of q and of the first tile.
+// Looks up the first tiles, and starts the copies of q and of the first tile.
 ATTEST_DEVICE void start_block(u8* shared, const MmaParams& p, const Work& w) {
-    Pages pages;
-    ATTEST_UNROLL(1)
-    for (i32 tile = w.first_tile; tile < w.first_tile + 2; ++tile) {
-        ask_pages(pages, p, w, tile);
-        note_key_rows(shared, pages, p, w, tile);
-    }
+    look_up_first(shared, p, w);
     copy_queries(shared, p.attention, w);
     // The key rows are known to everybody.
     __syncthreads();
-    start_k(shared, p.attention, w, w.first_tile);
-    start_v(shared, p.attention, w, w.first_tile);
+    start_tile(copy_of_k(shared, p, w, w.first_tile));
+    start_tile(copy_of_v(shared, p, w, w.first_tile));
     copy_async_commit();
+}
+
+// The copies of the next tile of K and V.
+struct NextTile {
+    TileCopy k, v;
+};
+
+// Starts those of one step of the scores. All at once, copies fill the memory pipe, and matrix loads wait behind them.
+ATTEST_DEVICE void start_step(const NextTile& next, int step) {
+    constexpr int rounds = (2 * kRounds + kScoreSteps - 1) / kScoreSteps;
+    constexpr int batch = kRounds % rounds == 0 ? rounds : 1;
+    ATTEST_UNROLL_FULL
+    for (int i = 0; i < rounds; i += batch) {
+        const int round = step * rounds + i;
+        if (round < kRounds) {
+            start_rounds<batch>(next.k, round);
+        } else if (round < 2 * kRounds) {
+            start_rounds<batch>(next.v, round - kRounds);
+        }
+    }
 }
 
 // The entry's name tells prefill and verify instances apart in launch counts.
@@ -129,22 +144,21 @@ MMA_KERNEL(ENTRY) {
             cast_tile(shared + Shared::v, shared + Shared::raw_v);
             __syncthreads();
         }
-        start_k(shared, p.attention, w, tile + 1);
-        start_v(shared, p.attention, w, tile + 1);
-        copy_async_commit();
-        Pages pages;
-        ask_pages(pages, p, w, tile + 2);
+        const NextTile next{copy_of_k(shared, p, w, tile + 1), copy_of_v(shared, p, w, tile + 1)};
         if (!warp.has_rows) {
-            note_key_rows(shared, pages, p, w, tile + 2);
+            start_tile(next.k);
+            start_tile(next.v);
+            look_up(shared, p, w, tile);
+            copy_async_commit();
             continue;
         }
         const int buffer = tile % kBuffers * kTileBytes;
         Scores scores;
-        score_tile(scores, warp.q_tile, shared + Shared::k + buffer);
+        score_tile(scores, warp.q_tile, shared + Shared::k + buffer, [&](int step) { start_step(next, step); });
+        look_up(shared, p, w, tile);
+        copy_async_commit();
         prepare_scores(scores, p.attention, w, warp, tile);
         softmax_tile(scores, rows, out, warp.to_base_2);
-        // Here their pages have arrived, and no register need hold them for long.
-        note_key_rows(shared, pages, p, w, tile + 2);
         weigh_tile(out, scores, shared + Shared::v + buffer);
     }
 

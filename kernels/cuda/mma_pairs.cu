@@ -57,7 +57,7 @@ ATTEST_DEVICE void publish(const float (&values)[kRowTiles][2], float* own) {
 ATTEST_DEVICE void score_and_publish(Scores& scores, u8* shared, const MmaParams& p, const Work& w, const Warp& warp,
                                      i32 tile) {
     const u8* const k_tile = shared + Shared::k + tile % 2 * kTileBytes;
-    score_tile(scores, warp.q_tile, k_tile + warp.share * kWarpKeys * kRowBytes);
+    score_tile(scores, warp.q_tile, k_tile + warp.share * kWarpKeys * kRowBytes, [](int) {});
     prepare_scores(scores, p.attention, w, warp, tile);
     float maxima[kRowTiles][2];
     ATTEST_UNROLL_FULL
@@ -143,27 +143,22 @@ ATTEST_DEVICE void weigh_tile(Sums& sums, u8* shared, const Exchange& pair, cons
 }
 
 // Brings q and the first tile of K, and starts the copies that the late half's first phase starts.
-ATTEST_DEVICE void start_block(u8* shared, Pages& pages, const MmaParams& p, const Work& w, bool late) {
+ATTEST_DEVICE void start_block(u8* shared, const MmaParams& p, const Work& w, bool late) {
     if (late) {
-        ATTEST_UNROLL(1)
-        for (i32 tile = w.first_tile; tile < w.first_tile + 3; ++tile) {
-            ask_pages(pages, p, w, tile);
-            note_key_rows(shared, pages, p, w, tile);
-        }
-        ask_pages(pages, p, w, w.first_tile + 3);
+        look_up_first(shared, p, w);
     }
     copy_queries(shared, p.attention, w);
     // The key rows are known to the late half.
     __syncthreads();
     if (late) {
-        start_k(shared, p.attention, w, w.first_tile);
+        start_tile(copy_of_k(shared, p, w, w.first_tile));
     }
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
     if (late) {
-        start_k(shared, p.attention, w, w.first_tile + 1);
-        start_v(shared, p.attention, w, w.first_tile);
+        start_tile(copy_of_k(shared, p, w, w.first_tile + 1));
+        start_tile(copy_of_v(shared, p, w, w.first_tile));
         copy_async_commit();
     }
 }
@@ -173,8 +168,7 @@ ATTEST_DEVICE void attend(u8* shared, ThreadRows& rows, Sums& sums, const MmaPar
                           const Warp& warp) {
     const bool late = threadIdx.x >= kThreads / 2;
     const Exchange pair = exchange_of(shared, warp);
-    Pages pages;
-    start_block(shared, pages, p, w, late);
+    start_block(shared, p, w, late);
     if (late) {
         sync_block();
     }
@@ -189,10 +183,10 @@ ATTEST_DEVICE void attend(u8* shared, ThreadRows& rows, Sums& sums, const MmaPar
         }
         sync_block();
         if (late) {
-            start_k(shared, p.attention, w, tile + 2);
-            start_v(shared, p.attention, w, tile + 1);
+            start_tile(copy_of_k(shared, p, w, tile + 2));
+            start_tile(copy_of_v(shared, p, w, tile + 1));
+            look_up(shared, p, w, tile);
             copy_async_commit();
-            note_key_rows(shared, pages, p, w, tile + 3);
         }
         if (warp.has_rows) {
             share_weights(scores, rows, sums, pair, warp);
@@ -200,9 +194,6 @@ ATTEST_DEVICE void attend(u8* shared, ThreadRows& rows, Sums& sums, const MmaPar
         sync_block();
         if (tile + 1 == w.end_tile) {
             break;
-        }
-        if (late) {
-            ask_pages(pages, p, w, tile + 4);
         }
         if (warp.has_rows) {
             weigh_tile(sums, shared, pair, warp, tile);

@@ -6,10 +6,19 @@
 // for all of them.
 #pragma once
 
+#include "pages.cuh"
 #include "softmax.cuh"
+
+// Strides of K or V as multiples of a number of bytes that divides them all, so that 32 bits hold the place of any row and
+// one multiplication makes its address.
+struct RowSteps {
+    u32 bytes, page, slot, head;
+};
 
 struct MmaParams {
     AttentionParams attention;
+    RowSteps k_steps, v_steps;
+    PageDivider pages;
     float* partial_out;    // [splits, total_q, num_q_heads, head_dim] sums of P V, with splits > 1
     float* partial_state;  // [splits, total_q, num_q_heads, 2] maximum in base 2 and sum of P
     i32 row_tiles;         // blocks per request and KV head, splits apart
@@ -78,7 +87,7 @@ ATTEST_DEVICE Work find_work_by_head(const MmaParams& p) {
 
 // Column of the block table that names a key's page.
 ATTEST_DEVICE i32 page_column(const MmaParams& p, i32 key) {
-    return p.page_shift >= 0 ? key >> p.page_shift : key / p.attention.page_size;
+    return page_of_key(p.pages, key);
 }
 
 // Where a key's row lies: page and slot, found through the block table.
@@ -89,6 +98,13 @@ struct Slot {
 ATTEST_DEVICE Slot find_slot(const MmaParams& p, const i32* block_table_row, i32 key) {
     const i32 column = page_column(p, key);
     return Slot{block_table_row[column], key - column * p.attention.page_size};
+}
+
+// Place of a key row in the cache; the host has checked that it fits. (Unsigned: a page id of a cache with one page may
+// be multiplied by any stride.)
+ATTEST_DEVICE u32 row_steps(const RowSteps& steps, i32 page, i32 in_page, i32 kv_head) {
+    return static_cast<u32>(page) * steps.page + static_cast<u32>(in_page) * steps.slot +
+           static_cast<u32>(kv_head) * steps.head;
 }
 
 // Where a packed row's results go.

@@ -1,5 +1,5 @@
-// What the prefill kernels mma.cu and mma_pairs.cu share: how tiles of K and V come from the paged cache into shared
-// memory, how a warp scores its part of a tile, and how a row's results leave the block.
+// What the prefill kernels mma.cu and mma_pairs.cu share beside their tiles: how a warp scores its part of a tile, and how a
+// row's results leave the block.
 //
 // Both own kWarpRows packed rows (query position x query head of one KV head) per warp or, with SHARES 2, per pair of
 // warps; the warps of a pair score half of a tile's keys and sum up half of the dims each.
@@ -7,269 +7,12 @@
 
 #include "cast.cuh"
 #include "packed.cuh"
-
-#ifndef SHARES
-#error "the kernel that includes this defines SHARES: warps that own the same rows, 1 or 2"
-#endif
-#ifndef Q_FORMAT
-#error "define Q_FORMAT: Bf16 or F16"
-#endif
-#ifndef KV_FORMAT
-#error "define KV_FORMAT: Q_FORMAT's own, E4m3 or E5m2"
-#endif
-#ifndef HEAD_DIM
-#error "define HEAD_DIM: a multiple of 16"
-#endif
-#ifndef WARPS
-#error "define WARPS: 1 to 8"
-#endif
-#ifndef ROW_TILES
-#error "define ROW_TILES: 16-row tiles of a warp, 1 or 2"
-#endif
-#ifndef KEY_TILE
-#error "define KEY_TILE: a multiple of 16"
-#endif
-#ifndef MODIFIED
-#error "define MODIFIED: 1 where softcap or ALiBi may be asked for, else 0"
-#endif
-#ifndef ENTRY
-#error "define ENTRY: the kernel's name"
-#endif
-// DENSE is defined where a request has one page, and each KV head's keys lie in it one after another without gaps: the
-// block table is not read then, and a tile is one stretch of memory.
-// An fp8 cache is cast by the software decoder unless CAST_HARDWARE is defined (sm_89 and later).
-
-constexpr int kWarps = WARPS;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kShares = SHARES;
-constexpr int kRowTiles = ROW_TILES;
-constexpr int kWarpRows = 16 * kRowTiles;
-constexpr int kRows = kWarpRows * kWarps / kShares;
-constexpr int kKeyTile = KEY_TILE;
-constexpr int kWarpKeys = kKeyTile / kShares;
-constexpr int kDim = HEAD_DIM;
-constexpr int kWarpDims = kDim / kShares;
-constexpr bool kCast = KV_FORMAT::bytes == 1;
-// Score modifiers cost registers even where they are not asked for, so they have instances of their own.
-constexpr bool kModified = MODIFIED;
-#ifdef DENSE
-constexpr bool kDense = true;
-#else
-constexpr bool kDense = false;
-#endif
-constexpr u32 kFullWarp = 0xffffffffu;
-// The threads that look up keys and start copies: all, or where warps share rows the half that has the time (see there).
-constexpr int kCopyThreads = kThreads / kShares;
-
-// Rows in shared memory are one 16-byte access apart from a multiple of the dims, so that the eight rows of a matrix
-// load fall into different banks.
-constexpr int kRowBytes = 2 * kDim + 16;
-constexpr int kTileBytes = kKeyTile * kRowBytes;
-constexpr int kRawRowBytes = kDim;
-constexpr int kRawTileBytes = kKeyTile * kRawRowBytes;
-// Tiles of K and of V in shared memory. Cast tiles have one: their raw bytes, which wait beside them, are the second.
-constexpr int kBuffers = kCast ? 1 : 2;
-// Tiles whose key rows are known at once.
-constexpr int kRowRing = 4;
-
-static_assert(!kDense || !kCast, "dense scratch holds 16-bit elements");
-static_assert(kWarpDims % 16 == 0, "a matrix instruction takes 16 dims");
-static_assert(kWarpKeys % 16 == 0, "a matrix instruction takes 16 keys");
-
-// Where the parts of shared memory lie, in bytes.
-struct Shared {
-    static constexpr int rows = 0;  // address of each key row in the cache, K and V, of kRowRing tiles
-    static constexpr int q = kRowRing * 2 * kKeyTile * 8;
-    static constexpr int k = q + kRows * kRowBytes;
-    static constexpr int v = k + kBuffers * kTileBytes;
-    static constexpr int raw_k = v + kBuffers * kTileBytes;
-    static constexpr int raw_v = raw_k + (kCast ? kRawTileBytes : 0);
-    static constexpr int end = raw_v + (kCast ? kRawTileBytes : 0);
-};
+#include "tile_copies.cuh"
 
 // Element i of scores[m][n] is row 16m + g + 8 (i / 2) and key 8n + 2t + i % 2 of the warp's part of a tile, with
 // g = lane / 4 and t = lane % 4; of sums[m][n], that row and dim 8n + 2t + i % 2 of the warp's part.
 using Scores = float[kRowTiles][kWarpKeys / 8][4];
 using Sums = float[kRowTiles][kWarpDims / 8][4];
-
-// ---------------------------------------------------------------------------------------------------------------
-// From the cache to shared memory
-// ---------------------------------------------------------------------------------------------------------------
-
-// Number of this thread among those that copy; negative for others, which call nothing below.
-ATTEST_DEVICE int copy_thread() { return static_cast<int>(threadIdx.x) - (kThreads - kCopyThreads); }
-
-// Keys of a tile that one thread looks up.
-constexpr int kLookups = (kKeyTile + kCopyThreads - 1) / kCopyThreads;
-
-// Pages of the keys that this thread looks up. They are asked for before they are needed, so that the time until they
-// arrive passes beside matrix work.
-using Pages = i32[kLookups];
-
-// The key whose row fills slot `slot` of a tile: slots beyond the block's range repeat its first or last key, so that
-// nothing is read that no row of the block sees. Their scores are masked.
-ATTEST_DEVICE i32 key_of_slot(const Work& w, i32 tile, i32 slot) {
-    const i32 key = tile * kKeyTile + slot;
-    const i32 not_before = key < w.keys.begin ? w.keys.begin : key;
-    return not_before < w.keys.end ? not_before : w.keys.end - 1;
-}
-
-ATTEST_DEVICE void ask_pages(Pages& pages, const MmaParams& p, const Work& w, i32 tile) {
-    if (kDense) {
-        return;
-    }
-    const AttentionParams& a = p.attention;
-    const i32* const block_table_row = a.block_table + w.request * a.block_table_stride;
-    ATTEST_UNROLL_FULL
-    for (int i = 0; i < kLookups; ++i) {
-        const i32 slot = i * kCopyThreads + copy_thread();
-        if (slot < kKeyTile && tile < w.end_tile) {
-            pages[i] = block_table_row[page_column(p, key_of_slot(w, tile, slot))];
-        }
-    }
-}
-
-// Where the key rows of a tile lie in the cache: those of K, then those of V.
-ATTEST_DEVICE const u8** key_rows(u8* shared, i32 tile) {
-    return reinterpret_cast<const u8**>(shared + Shared::rows) + tile % kRowRing * 2 * kKeyTile;
-}
-
-// Notes the key rows of a tile, once their pages are known.
-ATTEST_DEVICE void note_key_rows(u8* shared, const Pages& pages, const MmaParams& p, const Work& w, i32 tile) {
-    if (kDense) {
-        return;
-    }
-    const AttentionParams& a = p.attention;
-    const u8** const rows = key_rows(shared, tile);
-    ATTEST_UNROLL_FULL
-    for (int i = 0; i < kLookups; ++i) {
-        const i32 slot = i * kCopyThreads + copy_thread();
-        if (slot < kKeyTile && tile < w.end_tile) {
-            const i32 key = key_of_slot(w, tile, slot);
-            const i64 page = pages[i], in_page = key - page_column(p, key) * a.page_size;
-            const i64 k = page * a.k_page_stride + in_page * a.k_slot_stride + w.kv_head * a.k_head_stride;
-            const i64 v = page * a.v_page_stride + in_page * a.v_slot_stride + w.kv_head * a.v_head_stride;
-            rows[slot] = a.k + k * KV_FORMAT::bytes;
-            rows[kKeyTile + slot] = a.v + v * KV_FORMAT::bytes;
-        }
-    }
-}
-
-// Rows of a tile are moved in 16-byte pieces, dealt out to the threads in rounds.
-constexpr int kPieces = kDim * KV_FORMAT::bytes / 16;
-constexpr int kRounds = (kKeyTile * kPieces + kCopyThreads - 1) / kCopyThreads;
-// Whether a thread's pieces differ in the row alone, and by a constant.
-constexpr bool kEvenRounds = kCopyThreads % kPieces == 0 && kKeyTile % (kCopyThreads / kPieces) == 0;
-constexpr int kRoundRows = kEvenRounds ? kCopyThreads / kPieces : 0;
-
-// A thread's piece of one round: `more` rows below row `row`.
-struct Piece {
-    int row, index, more;
-    bool exists;
-};
-
-ATTEST_DEVICE Piece piece_of(int round) {
-    const int thread = copy_thread(), item = round * kCopyThreads + thread;
-    if (kEvenRounds) {
-        return Piece{thread / kPieces, thread % kPieces, round * kRoundRows, round < kRounds};
-    }
-    return Piece{item / kPieces, item % kPieces, 0, item < kKeyTile * kPieces};
-}
-
-// Starts the copies of one operand's tile.
-ATTEST_DEVICE void start_tile(u8* to, const u8* const* rows) {
-    constexpr int row_bytes = kCast ? kRawRowBytes : kRowBytes;
-    // Addresses are read a few at a time and then used, so that their latencies overlap.
-    constexpr int batch = kRounds < 8 ? kRounds : 8;
-    // Recomputed here, for else every round's place would occupy a register throughout the loop over the tiles.
-    const Piece even = piece_of(0);
-    const int even_offset = recomputed(even.row * row_bytes + even.index * 16);
-    ATTEST_UNROLL_FULL
-    for (int first = 0; first < kRounds; first += batch) {
-        const u8* from[batch];
-        ATTEST_UNROLL_FULL
-        for (int i = 0; i < batch; ++i) {
-            const Piece piece = piece_of(first + i);
-            from[i] = piece.exists ? (rows + piece.row)[piece.more] + piece.index * 16 : nullptr;
-        }
-        ATTEST_UNROLL_FULL
-        for (int i = 0; i < batch; ++i) {
-            const Piece piece = piece_of(first + i);
-            const int offset = kEvenRounds ? even_offset : piece.row * row_bytes + piece.index * 16;
-            if (piece.exists) {
-                copy_async16(to + offset + piece.more * row_bytes, from[i]);
-            }
-        }
-    }
-}
-
-// The same where a tile is one stretch of memory, `keys` being the head's first key.
-ATTEST_DEVICE void start_dense_tile(u8* to, const u8* keys, const Work& w, i32 tile) {
-    const i32 first = tile * kKeyTile, thread = recomputed(copy_thread());
-    const u8* const from = keys + static_cast<i64>(first) * (kPieces * 16) + thread * 16;
-    if (first >= w.keys.begin && first + kKeyTile <= w.keys.end) {
-        const Piece even = piece_of(0);
-        const int even_offset = recomputed(even.row * kRowBytes + even.index * 16);
-        ATTEST_UNROLL_FULL
-        for (int round = 0; round < kRounds; ++round) {
-            const Piece piece = piece_of(round);
-            const int offset = kEvenRounds ? even_offset : piece.row * kRowBytes + piece.index * 16;
-            if (piece.exists) {
-                copy_async16(to + offset + piece.more * kRowBytes, from + round * kCopyThreads * 16);
-            }
-        }
-        return;
-    }
-    // Rows that no row of the block sees become zero.
-    ATTEST_UNROLL(1)
-    for (int item = thread; item < kKeyTile * kPieces; item += kCopyThreads) {
-        const i32 key = first + item / kPieces;
-        const bool seen = key >= w.keys.begin && key < w.keys.end;
-        const u8* const row = keys + (seen ? static_cast<i64>(first) * (kPieces * 16) + item * 16 : 0);
-        copy_async16(to + item / kPieces * kRowBytes + item % kPieces * 16, row, seen ? 16 : 0);
-    }
-}
-
-// Starts the copies of a tile of K; none are left for the tile after the last.
-ATTEST_DEVICE void start_k(u8* shared, const AttentionParams& a, const Work& w, i32 tile) {
-    if (tile >= w.end_tile) {
-        return;
-    }
-    u8* const to = shared + (kCast ? Shared::raw_k : Shared::k + tile % 2 * kTileBytes);
-    if (kDense) {
-        const i64 head = recomputed(w.request) * a.k_page_stride + recomputed(w.kv_head) * a.k_head_stride;
-        start_dense_tile(to, a.k + head * KV_FORMAT::bytes, w, tile);
-    } else {
-        start_tile(to, key_rows(shared, tile));
-    }
-}
-
-ATTEST_DEVICE void start_v(u8* shared, const AttentionParams& a, const Work& w, i32 tile) {
-    if (tile >= w.end_tile) {
-        return;
-    }
-    u8* const to = shared + (kCast ? Shared::raw_v : Shared::v + tile % 2 * kTileBytes);
-    if (kDense) {
-        const i64 head = recomputed(w.request) * a.v_page_stride + recomputed(w.kv_head) * a.v_head_stride;
-        start_dense_tile(to, a.v + head * KV_FORMAT::bytes, w, tile);
-    } else {
-        start_tile(to, key_rows(shared, tile) + kKeyTile);
-    }
-}
-
-// Copies the block's rows of q, all threads together; rows beyond the request's last become zero.
-ATTEST_DEVICE void copy_queries(u8* shared, const AttentionParams& a, const Work& w) {
-    constexpr int chunks = kDim * 2 / 16;
-    const i32 group = a.num_q_heads / a.num_kv_heads;
-    for (int item = threadIdx.x; item < kRows * chunks; item += kThreads) {
-        const int row = item / chunks, chunk = item % chunks;
-        const i32 packed = w.first_packed + row;
-        const bool exists = packed < w.packed_rows;
-        const i64 query = w.first_query + packed / group, head = w.kv_head * group + packed % group;
-        const u8* from = a.q + (exists ? (query * a.q_row_stride + head * a.q_head_stride + chunk * 8) * 2 : 0);
-        copy_async16(shared + Shared::q + row * kRowBytes + chunk * 16, from, exists ? 16 : 0);
-    }
-}
 
 // ---------------------------------------------------------------------------------------------------------------
 // A warp's rows and scores
@@ -345,8 +88,13 @@ ATTEST_DEVICE void scale_sums(Sums& sums, const float (&decay)[kRowTiles][2]) {
     }
 }
 
-// S = Q K^T for the warp's rows and its part of a tile, whose first key row is `k_part`.
-ATTEST_DEVICE void score_tile(Scores& scores, const u8* q_tile, const u8* k_part) {
+// Steps of `score_tile`.
+constexpr int kScoreSteps = kDim / 16;
+
+// S = Q K^T for the warp's rows and its part of a tile, whose first key row is `k_part`. `between(step)` does something else
+// within each step.
+template <class Between>
+ATTEST_DEVICE void score_tile(Scores& scores, const u8* q_tile, const u8* k_part, const Between& between) {
     const int lane = threadIdx.x % 32;
     const u8* const q_row = q_tile + (lane % 16) * kRowBytes + lane / 16 * 16;
     const u8* const k_row = k_part + (lane / 16 * 8 + lane % 8) * kRowBytes + lane / 8 % 2 * 16;
@@ -358,7 +106,7 @@ ATTEST_DEVICE void score_tile(Scores& scores, const u8* q_tile, const u8* k_part
         }
     }
     ATTEST_UNROLL_FULL
-    for (int d = 0; d < kDim / 16; ++d) {
+    for (int d = 0; d < kScoreSteps; ++d) {
         u32 a[kRowTiles][4];
         ATTEST_UNROLL_FULL
         for (int m = 0; m < kRowTiles; ++m) {
@@ -375,6 +123,7 @@ ATTEST_DEVICE void score_tile(Scores& scores, const u8* q_tile, const u8* k_part
                 mma(Q_FORMAT{}, scores[m][2 * n + 1], a[m], second);
             }
         }
+        between(d);
     }
 }
 

@@ -8,7 +8,8 @@ use crate::args::AttentionArgs;
 use crate::arm::Arm;
 use crate::device::{DevicePtr, DeviceRef, LaunchConfig, StreamId};
 use crate::error::{LaunchError, Unsupported};
-use crate::mma::{self, Cast, page_shift};
+use crate::mma::{self, Cast};
+use crate::paging::PageDivider;
 use crate::params::{KernelParams, extent};
 use crate::route::{Capability, Knobs};
 use crate::scalar;
@@ -20,8 +21,6 @@ use crate::workspace::{Purpose, ScratchSource};
 const FILE: &str = "dequant.cu";
 const ENTRY: &str = "dequantise_dense";
 const THREADS: u64 = 256;
-/// Accesses of one thread where a whole cache is covered: enough to have several in flight.
-const ACCESSES_PER_THREAD: u64 = 4;
 
 /// `DequantParams` of `dequant.cu`.
 #[repr(C)]
@@ -38,14 +37,13 @@ struct DequantParams {
     k_strides: [i64; 3],
     v_strides: [i64; 3],
     dense_page: i64,
+    pages: PageDivider,
     num_kv_heads: i32,
     head_dim: i32,
     page_size: i32,
-    page_shift: i32,
     tokens_per_block: i32,
-    blocks_per_request: i32,
-    earlier: i32,
-    own: i32,
+    blocks_per_head: i32,
+    covers: i32,
 }
 
 const _: () = assert!(size_of::<DequantParams>() == 15 * 8 + 8 * 4);
@@ -113,16 +111,21 @@ pub(crate) fn inner_is_mma(arm: Arm, shape: &AttentionShape) -> bool {
     mma::supports_shape(arm, &inner_shape(shape)).is_ok()
 }
 
+/// Elements that one thread of the dequantisation reads at once: 16 bytes; 8 bytes of an fp8 cache whose rows are not made
+/// of pairs of such accesses, for two neighbours write what they have read together.
+fn codes_per_access(shape: &AttentionShape) -> u64 {
+    let pairs = shape.cache_alignment >= 16 && shape.head_dim_k.is_multiple_of(32);
+    if shape.kv_dtype.is_fp8() && pairs { 16 } else { 8 }
+}
+
 pub(crate) fn spec(shape: &AttentionShape) -> KernelSpec {
     let codec = |dtype: DType| dtype.codec().expect("formats are floating-point").to_owned();
-    let fp8 = shape.kv_dtype.is_fp8();
-    let wide = fp8 && shape.cache_alignment >= 16 && shape.head_dim_k.is_multiple_of(16);
     let mut defines = vec![
         ("TO_FORMAT", codec(dense_dtype(shape))),
         ("KV_FORMAT", codec(shape.kv_dtype)),
-        ("CODES", if wide { "16" } else { "8" }.to_owned()),
+        ("CODES", codes_per_access(shape).to_string()),
     ];
-    if !fp8 {
+    if !shape.kv_dtype.is_fp8() {
         defines.push(("COPY", "1".to_owned()));
     }
     KernelSpec { file: FILE, entry: ENTRY, defines }
@@ -230,15 +233,12 @@ impl Dense {
         shape: &AttentionShape,
         tokens: Tokens,
     ) -> (LaunchConfig, DequantParams) {
-        // The tokens of one call are few and waited for: more threads with one access each have them sooner.
-        let (longest, accesses) = match tokens {
-            Tokens::Own => (shape.max_query_len.min(shape.max_seq_len), 1),
-            Tokens::All | Tokens::Earlier => (shape.max_seq_len, ACCESSES_PER_THREAD),
+        let longest = match tokens {
+            Tokens::Own => shape.max_query_len.min(shape.max_seq_len),
+            Tokens::All | Tokens::Earlier => shape.max_seq_len,
         };
-        let codes = if spec(shape).defines.contains(&("CODES", "16".to_owned())) { 16 } else { 8 };
-        let per_token = shape.num_kv_heads * shape.head_dim_k / codes;
-        let tokens_per_block = (THREADS * accesses).div_ceil(per_token).min(longest).max(1);
-        let blocks_per_request = longest.div_ceil(tokens_per_block);
+        let tokens_per_block = THREADS / (shape.head_dim_k / codes_per_access(shape));
+        let blocks_per_head = longest.div_ceil(tokens_per_block);
         let strides = |t: &DeviceTensor| [t.strides[0], t.strides[1], t.strides[2]];
         let params = DequantParams {
             k: args.cache.k.ptr().0,
@@ -252,16 +252,19 @@ impl Dense {
             k_strides: strides(&args.cache.k),
             v_strides: strides(&args.cache.v),
             dense_page: i64::from(extent(shape.max_seq_len)),
+            pages: PageDivider::new(shape.page_size),
             num_kv_heads: extent(shape.num_kv_heads),
             head_dim: extent(shape.head_dim_k),
             page_size: extent(shape.page_size),
-            page_shift: page_shift(shape.page_size),
             tokens_per_block: extent(tokens_per_block),
-            blocks_per_request: extent(blocks_per_request),
-            earlier: i32::from(tokens != Tokens::Own),
-            own: i32::from(tokens != Tokens::Earlier),
+            blocks_per_head: extent(blocks_per_head),
+            covers: match tokens {
+                Tokens::Earlier => 1,
+                Tokens::Own => 2,
+                Tokens::All => 3,
+            },
         };
-        let blocks = extent(shape.num_requests * blocks_per_request).cast_unsigned();
+        let blocks = extent(shape.num_requests * shape.num_kv_heads * blocks_per_head).cast_unsigned();
         let threads = u32::try_from(THREADS).expect("a small constant");
         (LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }, params)
     }

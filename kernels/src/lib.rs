@@ -14,6 +14,7 @@ pub mod guards;
 pub mod instances;
 pub mod launch;
 pub mod mma;
+mod paging;
 mod params;
 pub mod peak;
 pub mod route;

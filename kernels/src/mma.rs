@@ -5,6 +5,7 @@ use crate::arm::Arm;
 use crate::decode::{DECODE_BLOCKS_PER_MULTIPROCESSOR, DECODE_KEYS, DECODE_ROWS, DecodeGeometry};
 use crate::device::{DevicePtr, DeviceRef, LaunchConfig, StreamId};
 use crate::error::{ArgumentError, LaunchError, Unsupported};
+use crate::paging::{PageDivider, RowSteps};
 use crate::params::{AttentionParams, KernelParams, extent, scale_fields};
 use crate::route::{Capability, Knobs};
 use crate::source::KernelSpec;
@@ -58,7 +59,7 @@ pub struct Geometry {
     pub shared_bytes: u64,
 }
 
-/// Tiles whose key rows are held at once: `kRowRing` of `tiles.cuh`.
+/// Tiles whose key rows and pages are held at once: `kRowRing` of `tiles.cuh`.
 const ROW_RING: u64 = 4;
 /// Shared memory that the hardware keeps for itself, per block, beside what a block asks for.
 const RESERVED_BYTES: u64 = 1024;
@@ -68,7 +69,7 @@ impl Geometry {
     fn new(warps: u64, row_tiles: u64, key_tile: u64, head_dim: u64, casts: bool) -> Self {
         let row = 2 * head_dim + 16;
         let (buffers, raw) = if casts { (1, 2 * key_tile * head_dim) } else { (2, 0) };
-        let key_rows = ROW_RING * 2 * key_tile * 8;
+        let key_rows = ROW_RING * (2 + 1) * key_tile * 4;
         let shared_bytes = key_rows + 16 * row_tiles * warps * row + 2 * buffers * key_tile * row + raw;
         Self { warps, shares: 1, row_tiles, key_tile, shared_bytes }
     }
@@ -161,6 +162,9 @@ pub struct MmaPlan {
 #[derive(Clone, Copy, Debug)]
 struct MmaParams {
     attention: AttentionParams,
+    k_steps: RowSteps,
+    v_steps: RowSteps,
+    pages: PageDivider,
     partial_out: u64,
     partial_state: u64,
     row_tiles: i32,
@@ -169,7 +173,7 @@ struct MmaParams {
     page_shift: i32,
 }
 
-const _: () = assert!(size_of::<MmaParams>() == size_of::<AttentionParams>() + 2 * 8 + 4 * 4);
+const _: () = assert!(size_of::<MmaParams>() == size_of::<AttentionParams>() + 10 * 4 + 2 * 8 + 4 * 4);
 // SAFETY: `repr(C)`, numbers only, and the size above leaves no padding.
 unsafe impl KernelParams for MmaParams {}
 
@@ -356,7 +360,7 @@ pub(crate) fn combine_spec(out: DType) -> KernelSpec {
 }
 
 /// The base-2 logarithm of a power of two, else -1.
-pub(crate) fn page_shift(page_size: u64) -> i32 {
+fn page_shift(page_size: u64) -> i32 {
     if page_size.is_power_of_two() { page_size.trailing_zeros().cast_signed() } else { -1 }
 }
 
@@ -382,6 +386,8 @@ pub(crate) fn launch(
     if shape.num_kv_heads > 65535 {
         return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
     }
+    let k_steps = RowSteps::new("k_cache", &args.cache.k)?;
+    let v_steps = RowSteps::new("v_cache", &args.cache.v)?;
     let spec = spec(shape, cast, plan);
     let kernel = device.load_kernel(&spec)?;
     let combine =
@@ -389,6 +395,9 @@ pub(crate) fn launch(
     let partials = Partials::take(shape, plan.splits, scratch)?;
     let params = MmaParams {
         attention: AttentionParams::new(args, shape),
+        k_steps,
+        v_steps,
+        pages: PageDivider::new(shape.page_size),
         partial_out: partials.out.0,
         partial_state: partials.state.0,
         row_tiles: extent(plan.row_tiles),
@@ -491,6 +500,6 @@ mod tests {
         let capability = Capability { major: 8, minor: 0, max_shared_bytes: 9000, multiprocessors: 8 };
         let shape = AttentionShape { head_dim_k: 256, head_dim_v: 256, ..AttentionShape::example() };
         let error = plan(Arm::Mma, &shape, false, &capability, &Knobs::default()).unwrap_err().to_string();
-        assert!(error.contains("9000 bytes") && error.contains("43264 bytes or more"), "{error}");
+        assert!(error.contains("9000 bytes") && error.contains("43008 bytes or more"), "{error}");
     }
 }

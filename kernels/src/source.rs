@@ -46,8 +46,11 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("packed.cuh", include_str!("../cuda/packed.cuh")),
     ("peak.cu", include_str!("../cuda/peak.cu")),
     ("scalar.cu", include_str!("../cuda/scalar.cu")),
+    ("pages.cuh", include_str!("../cuda/pages.cuh")),
     ("softmax.cuh", include_str!("../cuda/softmax.cuh")),
     ("store.cu", include_str!("../cuda/store.cu")),
+    ("tile_copies.cuh", include_str!("../cuda/tile_copies.cuh")),
+    ("tile_shape.cuh", include_str!("../cuda/tile_shape.cuh")),
     ("tiles.cuh", include_str!("../cuda/tiles.cuh")),
 ];
 
