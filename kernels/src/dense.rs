@@ -356,38 +356,38 @@ mod tests {
         assert_eq!(codes(DType::E4m3, 64, 16), "16");
         assert_eq!(codes(DType::E4m3, 64, 8), "8");
         assert_eq!(codes(DType::E4m3, 72, 16), "8");
+        assert_eq!(codes(DType::E4m3, 80, 16), "8", "five accesses of 16 codes are not pairs");
         assert_eq!(codes(DType::Bf16, 64, 16), "8");
     }
 
     #[test]
-    fn every_thread_has_its_accesses_and_every_token_a_block() {
-        // 4 heads x 128 codes in accesses of 16: 32 for each token. A block has 256 threads.
+    fn a_block_covers_as_many_rows_of_a_head_as_its_threads_read() {
+        // 128 codes in accesses of 16: 8 threads read a row, and 256 threads 32 rows.
         let (args, shape) = call(DType::E4m3, 128);
         let launch = |tokens| {
             let (config, params) = scratch(&shape).dequant(&args, &shape, tokens);
             assert_eq!((config.block, config.shared_bytes), ([256, 1, 1], 0));
-            (params.tokens_per_block, params.blocks_per_request, config.grid)
+            (params.tokens_per_block, params.blocks_per_head, config.grid)
         };
-        // 1000 tokens, 32 to a block, for two requests.
-        assert_eq!(launch(Tokens::All), (32, 32, [64, 1, 1]));
-        assert_eq!(launch(Tokens::Earlier), (32, 32, [64, 1, 1]));
-        // The call's own 48 tokens, 8 to a block.
-        assert_eq!(launch(Tokens::Own), (8, 6, [12, 1, 1]));
+        // 1000 tokens of two requests and four heads.
+        assert_eq!(launch(Tokens::All), (32, 32, [256, 1, 1]));
+        assert_eq!(launch(Tokens::Earlier), (32, 32, [256, 1, 1]));
+        // The call's own 48 tokens.
+        assert_eq!(launch(Tokens::Own), (32, 2, [16, 1, 1]));
     }
 
     #[test]
-    fn blocks_end_with_the_longest_sequence_and_have_a_token_however_wide() {
-        // 72 of 4 heads in accesses of 8: 36 a token. 1024 / 36 is 28.4.
+    fn blocks_cover_the_longest_sequence_with_whole_rows() {
+        // 72 codes in accesses of 8: 9 threads read a row, and 4 of 256 nothing.
         let (args, shape) = call(DType::E4m3, 72);
         let launch = |shape: &AttentionShape, tokens| {
             let params = scratch(shape).dequant(&args, shape, tokens).1;
-            (params.tokens_per_block, params.blocks_per_request)
+            (params.tokens_per_block, params.blocks_per_head)
         };
-        assert_eq!(launch(&shape, Tokens::All), (29, 35));
+        assert_eq!(launch(&shape, Tokens::All), (28, 36));
         let short = AttentionShape { max_seq_len: 3, ..shape.clone() };
-        assert_eq!(launch(&short, Tokens::All), (3, 1));
-        assert_eq!(launch(&short, Tokens::Own), (3, 1), "no more own tokens than tokens");
-        let wide = AttentionShape { num_kv_heads: 1024, ..shape };
-        assert_eq!(launch(&wide, Tokens::All), (1, 1000));
+        assert_eq!(launch(&short, Tokens::All), (28, 1));
+        let shorter_than_its_query = AttentionShape { max_seq_len: 29, ..shape };
+        assert_eq!(launch(&shorter_than_its_query, Tokens::Own), (28, 2), "no more own tokens than tokens");
     }
 }

@@ -192,8 +192,8 @@ fn a_verify_packs_rows_and_heads_and_splits_by_its_own_key_tiles() {
     let device = Recorder::new();
     let call = Call { total_q: 18, query: 9, ..CALL };
     call.launch(&device, Arm::Mma, &Knobs { uniform_query_len: Some(9), ..Knobs::default() }).unwrap();
-    // Places of keys, 64 rows of Q, and two buffers of 64 rows of K and of V, 144 bytes each.
-    let shared = 4096 + 64 * 144 + 2 * 2 * 64 * 144;
+    // Places of keys and their pages, 64 rows of Q, and two buffers of 64 rows of K and of V, 144 bytes each.
+    let shared = 3072 + 64 * 144 + 2 * 2 * 64 * 144;
     assert_eq!(
         device.launched(),
         [
@@ -205,9 +205,9 @@ fn a_verify_packs_rows_and_heads_and_splits_by_its_own_key_tiles() {
 
 #[rstest]
 // 128 rows of Q, two buffers of 64 rows of K and of V.
-#[case(64, 128, 4096 + 128 * 144 + 4 * 64 * 144)]
+#[case(64, 128, 3072 + 128 * 144 + 4 * 64 * 144)]
 // The same with rows of 528 bytes, the weights of 128 rows and two maxima of each: pairs of warps.
-#[case(256, 256, 4096 + 128 * 528 + 4 * 64 * 528 + 128 * (128 + 16 + 8))]
+#[case(256, 256, 3072 + 128 * 528 + 4 * 64 * 528 + 128 * (128 + 16 + 8))]
 fn a_prefill_has_blocks_of_128_rows(#[case] head_dim: u64, #[case] threads: u32, #[case] shared: u32) {
     let device = Recorder::new();
     let call = Call { total_q: 200, query: 150, head_dim, ..CALL };
@@ -223,8 +223,8 @@ fn the_dense_route_allocates_keys_and_values_of_all_requests_and_a_table() {
     let call = Call { kv_dtype: DType::E4m3, total_q: 200, query: 150, ..CALL };
     let launched = call.launch(&device, Arm::Fp8Dense, &Knobs::default()).unwrap();
     assert_eq!(launched.kernels, ["dequantise_dense", "mma_attention"]);
-    // 100 tokens are not enough for two blocks of 256 threads with four accesses of 16 codes.
-    let dequantise = ("dequantise_dense".to_owned(), config([2, 1, 1], 256, 0));
+    // For each of two requests and two heads, 100 rows of four accesses of 16 codes: two blocks of 256 threads.
+    let dequantise = ("dequantise_dense".to_owned(), config([8, 1, 1], 256, 0));
     assert_eq!(device.launched()[0], dequantise);
     assert_eq!(*device.allocated.lock().unwrap(), [2 * 100 * 2 * 64 * 2 * 2, 2 * 4]);
 }

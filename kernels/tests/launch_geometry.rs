@@ -15,23 +15,23 @@ fn fields(g: Geometry) -> [u64; 5] {
 
 /// Packed rows, head dim, whether codes are cast, and on an A100, an H200 and an RTX 5090: warps of a block, warps that share
 /// rows, 16-row tiles of a warp, keys of a tile, and the sum of
-/// 4 x 2 addresses for each key of a tile, all rows of Q (two bytes an element, and 16 of padding), two buffers of K and of V
+/// 4 x 3 words for each key of a tile (places of its rows, and its page), all rows of Q (two bytes an element, and 16 of padding), two buffers of K and of V
 /// in the same form (one, and the codes of both, where they are cast); of pairs also weights and two maxima for each row.
 #[rustfmt::skip]
 const BLOCKS: [(u64, u64, bool, [[u64; 5]; 3]); 13] = [
-    (1, 64, false, [[1, 1, 1, 64, 43264], [1, 1, 1, 64, 43264], [1, 1, 1, 64, 43264]]),
-    (16, 192, false, [[1, 1, 1, 64, 112896], [1, 1, 1, 64, 112896], [1, 1, 1, 32, 59648]]),
-    (17, 128, true, [[4, 1, 1, 64, 72704], [4, 1, 1, 64, 72704], [4, 1, 1, 64, 72704]]),
-    (64, 192, true, [[4, 1, 1, 64, 105472], [4, 1, 1, 64, 105472], [4, 1, 1, 32, 65536]]),
-    (64, 256, false, [[4, 1, 1, 32, 103424], [4, 1, 1, 64, 173056], [4, 1, 1, 16, 68608]]),
-    (65, 64, false, [[4, 1, 2, 64, 59392], [4, 1, 2, 64, 59392], [8, 1, 2, 64, 77824]]),
-    (65, 112, false, [[8, 1, 2, 64, 126976], [4, 1, 2, 64, 96256], [8, 1, 2, 32, 94208]]),
-    (65, 128, false, [[8, 1, 2, 64, 143360], [4, 1, 2, 64, 108544], [8, 1, 2, 16, 88064]]),
-    (65, 128, true, [[8, 1, 2, 64, 124928], [4, 1, 2, 64, 90112], [8, 1, 2, 32, 97280]]),
-    (65, 192, false, [[8, 1, 1, 64, 157696], [8, 2, 2, 64, 177152], [8, 1, 1, 16, 77824]]),
-    (65, 192, true, [[8, 1, 1, 64, 131072], [8, 1, 1, 64, 131072], [8, 1, 1, 32, 91136]]),
-    (65, 256, false, [[8, 1, 1, 32, 137216], [8, 2, 2, 64, 226304], [4, 1, 1, 16, 68608]]),
-    (65, 256, true, [[8, 1, 1, 32, 119808], [8, 1, 1, 64, 172032], [8, 1, 1, 16, 93696]]),
+    (1, 64, false, [[1, 1, 1, 64, 42240], [1, 1, 1, 64, 42240], [1, 1, 1, 64, 42240]]),
+    (16, 192, false, [[1, 1, 1, 64, 111872], [1, 1, 1, 64, 111872], [1, 1, 1, 32, 59136]]),
+    (17, 128, true, [[4, 1, 1, 64, 71680], [4, 1, 1, 64, 71680], [4, 1, 1, 64, 71680]]),
+    (64, 192, true, [[4, 1, 1, 64, 104448], [4, 1, 1, 64, 104448], [4, 1, 1, 32, 65024]]),
+    (64, 256, false, [[4, 1, 1, 32, 102912], [4, 1, 1, 64, 172032], [4, 1, 1, 16, 68352]]),
+    (65, 64, false, [[4, 1, 2, 64, 58368], [4, 1, 2, 64, 58368], [8, 1, 2, 64, 76800]]),
+    (65, 112, false, [[8, 1, 2, 64, 125952], [4, 1, 2, 64, 95232], [8, 1, 2, 32, 93696]]),
+    (65, 128, false, [[8, 1, 2, 64, 142336], [4, 1, 2, 64, 107520], [8, 1, 2, 16, 87808]]),
+    (65, 128, true, [[8, 1, 2, 64, 123904], [4, 1, 2, 64, 89088], [8, 1, 2, 32, 96768]]),
+    (65, 192, false, [[8, 1, 1, 64, 156672], [8, 2, 2, 64, 176128], [8, 1, 1, 16, 77568]]),
+    (65, 192, true, [[8, 1, 1, 64, 130048], [8, 1, 1, 64, 130048], [8, 1, 1, 32, 90624]]),
+    (65, 256, false, [[8, 1, 1, 32, 136704], [8, 2, 2, 64, 225280], [4, 1, 1, 16, 68352]]),
+    (65, 256, true, [[8, 1, 1, 32, 119296], [8, 1, 1, 64, 171008], [8, 1, 1, 16, 93440]]),
 ];
 
 #[test]
@@ -48,16 +48,16 @@ fn a_block_that_fits_to_the_byte_is_taken_and_one_byte_less_is_too_little() {
     let keys_and_warps = |rows, head_dim, limit| {
         Geometry::choose(rows, head_dim, false, limit).map(|g| (g.warps, g.shares, g.key_tile))
     };
-    assert_eq!(keys_and_warps(16, 64, 43_264), Some((1, 1, 64)));
-    assert_eq!(keys_and_warps(16, 64, 43_263), Some((1, 1, 32)));
-    assert_eq!(keys_and_warps(65, 192, 177_152), Some((8, 2, 64)));
-    assert_eq!(keys_and_warps(65, 192, 177_151), Some((8, 1, 64)));
-    // Two blocks of 59392 bytes, and 1024 that the hardware keeps for each; one of them is no part of the limit.
-    assert_eq!(keys_and_warps(65, 64, 2 * 60_416 - 1024), Some((4, 1, 64)));
-    assert_eq!(keys_and_warps(65, 64, 2 * 60_416 - 1025), Some((8, 1, 64)));
+    assert_eq!(keys_and_warps(16, 64, 42_240), Some((1, 1, 64)));
+    assert_eq!(keys_and_warps(16, 64, 42_239), Some((1, 1, 32)));
+    assert_eq!(keys_and_warps(65, 192, 176_128), Some((8, 2, 64)));
+    assert_eq!(keys_and_warps(65, 192, 176_127), Some((8, 1, 64)));
+    // Two blocks of 58368 bytes, and 1024 that the hardware keeps for each; one of them is no part of the limit.
+    assert_eq!(keys_and_warps(65, 64, 2 * 59_392 - 1024), Some((4, 1, 64)));
+    assert_eq!(keys_and_warps(65, 64, 2 * 59_392 - 1025), Some((8, 1, 64)));
     // The smallest block: 16 keys, one warp.
-    assert_eq!(keys_and_warps(16, 64, 1024 + 16 * 144 + 4 * 16 * 144), Some((1, 1, 16)));
-    assert_eq!(keys_and_warps(16, 64, 1024 + 16 * 144 + 4 * 16 * 144 - 1), None);
+    assert_eq!(keys_and_warps(16, 64, 768 + 16 * 144 + 4 * 16 * 144), Some((1, 1, 16)));
+    assert_eq!(keys_and_warps(16, 64, 768 + 16 * 144 + 4 * 16 * 144 - 1), None);
 }
 
 /// Packed rows, head dim, bytes of a cache element, and on the same cards: rows and warps of a block, steps on their way, and the
