@@ -353,3 +353,28 @@ pub trait Device: Send + Sync {
     /// Waits for the stream and reports the first error of its work.
     fn synchronize(&self, stream: StreamId) -> DeviceResult<()>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_called_by_the_words_of_the_command_line() {
+        let kinds = [DeviceKind::Simt, DeviceKind::Cuda, DeviceKind::Host];
+        assert_eq!(kinds.map(DeviceKind::name), ["simt", "cuda", "host"]);
+    }
+
+    #[test]
+    fn findings_are_shown_one_after_another_with_both_parties() {
+        let finding = |message: &str, site: Option<&str>, other_site: Option<&str>| Finding {
+            kind: FindingKind::SharedRace,
+            message: message.to_owned(),
+            site: site.map(str::to_owned),
+            other_site: other_site.map(str::to_owned),
+            count: 1,
+        };
+        let race = finding("a race", Some("mma.cu:7"), Some("mma.cu:5"));
+        let shown = DeviceError::Findings(vec![race, finding("a read", None, None)]).to_string();
+        assert_eq!(shown, "a race\n  at mma.cu:7\n  and mma.cu:5\na read");
+    }
+}

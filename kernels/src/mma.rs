@@ -479,6 +479,12 @@ mod tests {
         [(80, 166_912), (86, 101_376), (89, 101_376), (90, 232_448), (120, 101_376)];
 
     #[test]
+    fn pages_of_a_power_of_two_are_found_by_a_shift() {
+        assert_eq!([1, 2, 16, 1 << 20].map(page_shift), [0, 1, 4, 20]);
+        assert_eq!([3, 24, 100].map(page_shift), [-1; 3]);
+    }
+
+    #[test]
     fn some_geometry_fits_every_card() {
         for (capability, limit) in LIMITS {
             for head_dim in HEAD_DIMS {

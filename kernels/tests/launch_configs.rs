@@ -147,6 +147,31 @@ fn a_decode_splits_the_keys_and_merges() {
     assert_eq!(*device.allocated.lock().unwrap(), [2 * 2 * 4 * 66 * 4]);
 }
 
+#[rstest]
+#[case::sixteen_heads_of_a_row(1, None, (32, 2), 64, "decode_attention")]
+#[case::more_heads_than_its_rows(1, None, (34, 2), 64, "mma_verify")]
+#[case::a_head_dim_that_it_does_not_have(1, None, (4, 2), 80, "mma_verify")]
+#[case::sixteen_rows_of_one_head(16, Some(16), (2, 2), 128, "decode_attention")]
+#[case::sixteen_rows_of_two_heads(16, Some(16), (4, 2), 128, "mma_verify")]
+#[case::more_rows_than_a_decode(17, Some(17), (2, 2), 64, "mma_attention")]
+#[case::rows_of_another_count(9, Some(8), (2, 2), 64, "mma_attention")]
+#[case::rows_of_no_count(2, None, (2, 2), 64, "mma_attention")]
+fn short_queries_have_kernels_of_their_own(
+    #[case] query: u64,
+    #[case] uniform_query_len: Option<u64>,
+    #[case] heads: (u64, u64),
+    #[case] head_dim: u64,
+    #[case] want: &str,
+) {
+    let device = Recorder::new();
+    let call = Call { total_q: 2 * query, query, heads, head_dim, ..CALL };
+    let knobs = Knobs { uniform_query_len, splits: Some(1), ..Knobs::default() };
+    call.launch(&device, Arm::Mma, &knobs).unwrap();
+    let launched = device.launched();
+    assert_eq!(launched.len(), 1);
+    assert_eq!(launched[0].0, want);
+}
+
 #[test]
 fn a_long_decode_fills_two_blocks_of_every_multiprocessor() {
     let device = Recorder::new();
@@ -159,14 +184,25 @@ fn a_long_decode_fills_two_blocks_of_every_multiprocessor() {
     assert!(device.launched()[0].1.grid[0] <= 40);
 }
 
+/// Whether the attention kernel of a call is compiled with a definition.
+fn is_defined(definition: &str, call: Call, arm: Arm) -> bool {
+    let device = Recorder::new();
+    call.launch(&device, arm, &Knobs { splits: Some(1), ..Knobs::default() }).unwrap();
+    let loaded = device.loaded.lock().unwrap();
+    loaded.last().unwrap().defines.iter().any(|(name, _)| *name == definition)
+}
+
+#[test]
+fn only_the_arm_of_that_name_casts_in_hardware() {
+    let codes = Call { kv_dtype: DType::E5m2, ..CALL };
+    let casts = |call, arm| is_defined("CAST_HARDWARE", call, arm);
+    assert!(casts(codes, Arm::Fp8StagedHw) && !casts(codes, Arm::Fp8StagedSoft));
+    assert!(!casts(codes, Arm::Fp8Dense) && !casts(CALL, Arm::Mma));
+}
+
 #[test]
 fn only_a_prefill_on_dense_scratch_is_compiled_for_it() {
-    let is_dense = |call: Call, arm| {
-        let device = Recorder::new();
-        call.launch(&device, arm, &Knobs { splits: Some(1), ..Knobs::default() }).unwrap();
-        let loaded = device.loaded.lock().unwrap();
-        loaded.last().unwrap().defines.iter().any(|(name, _)| *name == "DENSE")
-    };
+    let is_dense = |call, arm| is_defined("DENSE", call, arm);
     let prefill = Call { total_q: 200, query: 150, ..CALL };
     let codes = |call| Call { kv_dtype: DType::E4m3, ..call };
     assert!(is_dense(codes(prefill), Arm::Fp8Dense) && is_dense(prefill, Arm::Bf16Dense));
