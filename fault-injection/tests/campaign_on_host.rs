@@ -266,6 +266,21 @@ impl Device for Trapping {
     }
 }
 
+/// Kernels of the host device do nothing, so what comes back is what was there before them: NaN, and a cache of zeros.
+#[test]
+fn results_are_cleared_before_every_call_and_are_as_wide_as_the_query() {
+    let run = |name: &str| {
+        let device = host(None);
+        let operation = Operation::ALL.iter().find(|operation| operation.name == name).expect(name);
+        operation.prepare(&device).and_then(|mut run| run(&device)).expect(name)
+    };
+    let (rows, dim) = (5 * 4, 64);
+    assert_eq!(run("fp8-dense prefill"), vec![0xff; rows * dim * 2 + rows * 4]);
+    assert_eq!(run("fp8-dense prefill, f32 query"), vec![0xff; rows * dim * 4 + rows * 4]);
+    let cache = run("store");
+    assert!(cache.len() > 1000 && cache.iter().all(|byte| *byte == 0), "{} bytes", cache.len());
+}
+
 #[test]
 fn an_operation_just_does_not_fit_beside_what_others_hold() {
     const LIMIT: u64 = 1 << 20;

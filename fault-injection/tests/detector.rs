@@ -227,7 +227,10 @@ fn other_memory_in_place_of_that_of_others_is_no_substitute() {
     })
     .unwrap();
     // The pool holds as much as before, and only the ledger knows better.
-    assert!(names(&report).starts_with(&["LeakedBytes", "DirtyAfter"]), "{report}");
+    let outcomes = &report.steps[0].outcomes;
+    assert!(matches!(outcomes[0], Outcome::LeakedBytes { baseline: 128, held: 128, .. }), "{report}");
+    let Outcome::DirtyAfter { detail } = &outcomes[1] else { panic!("{report}") };
+    assert!(detail.starts_with("memory of others was freed: 128 bytes held, baseline 128"), "{detail}");
 }
 
 #[test]

@@ -50,8 +50,8 @@ impl HostMemory {
             return Err(refused);
         }
         let ptr = self.next;
-        // At least so far apart that the end of one is not the start of the next.
-        self.next = (self.next + bytes + ALIGN).next_multiple_of(ALIGN);
+        // The end of one is not the start of the next.
+        self.next = (self.next + bytes + 1).next_multiple_of(ALIGN);
         self.live.insert(ptr, vec![0xff; size]);
         self.used += bytes;
         self.high_water = self.high_water.max(self.used);
@@ -99,4 +99,20 @@ pub(super) fn invalid(
     accepted: &str,
 ) -> DeviceError {
     DeviceError::InvalidArgument { call, argument, value: value.to_owned(), accepted: accepted.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_are_aligned_and_do_not_touch() {
+        let mut memory = HostMemory::new(None);
+        let sizes = [1, ALIGN - 1, ALIGN, ALIGN + 1, ALIGN];
+        let starts = sizes.map(|bytes| memory.alloc(bytes).expect("memory").0);
+        assert!(starts.iter().all(|start| start % ALIGN == 0), "{starts:x?}");
+        for ((start, bytes), next) in starts.iter().zip(sizes).zip(&starts[1..]) {
+            assert!(start + bytes < *next, "{bytes} bytes at {start:#x}, the next at {next:#x}");
+        }
+    }
 }

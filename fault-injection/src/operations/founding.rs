@@ -85,8 +85,7 @@ fn failed(error: LaunchError) -> SweepError {
 
 fn prepare(device: &DeviceRef) -> Result<Run, LaunchError> {
     let batch = Batch::new(device, &TWO_REQUESTS)?;
-    let others = BASELINE_BYTES.checked_sub(batch.bytes()).filter(|bytes| *bytes > 0);
-    let others = others.map(|bytes| Scratch::new(device, bytes, StreamId::DEFAULT)).transpose()?;
+    let others = Scratch::new(device, BASELINE_BYTES - batch.bytes(), StreamId::DEFAULT)?;
     let knobs = Knobs::default();
     Ok(Box::new(move |device| {
         // Live for as long as the inputs are.
