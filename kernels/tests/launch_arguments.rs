@@ -267,6 +267,18 @@ fn a_full_block_table_and_a_window_of_no_keys_are_accepted() {
 }
 
 #[test]
+fn requests_without_rows_and_tensors_without_elements_are_accepted() {
+    let mut args = attention();
+    (args.max_query_len, args.host.query_start_loc) = (5, Some(vec![0, 5, 5]));
+    validate_attention(&args).unwrap();
+    let mut args = one_request(0, 2);
+    for rows in [&mut args.q, &mut args.out] {
+        rows.allocation = Allocation { ptr: DevicePtr::NULL, bytes: 0 };
+    }
+    assert_eq!(validate_attention(&args).unwrap().total_q, 0);
+}
+
+#[test]
 fn a_shape_says_which_options_are_on() {
     let options = |change: Change| {
         let mut args = attention();
