@@ -252,7 +252,7 @@ impl Dense {
             k_strides: strides(&args.cache.k),
             v_strides: strides(&args.cache.v),
             dense_page: i64::from(extent(shape.max_seq_len)),
-            pages: PageDivider::new(shape.page_size),
+            pages: PageDivider::of(shape.page_size),
             num_kv_heads: extent(shape.num_kv_heads),
             head_dim: extent(shape.head_dim_k),
             page_size: extent(shape.page_size),

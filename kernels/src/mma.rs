@@ -386,8 +386,8 @@ pub(crate) fn launch(
     if shape.num_kv_heads > 65535 {
         return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
     }
-    let k_steps = RowSteps::new("k_cache", &args.cache.k)?;
-    let v_steps = RowSteps::new("v_cache", &args.cache.v)?;
+    let k_steps = RowSteps::of("k_cache", &args.cache.k)?;
+    let v_steps = RowSteps::of("v_cache", &args.cache.v)?;
     let spec = spec(shape, cast, plan);
     let kernel = device.load_kernel(&spec)?;
     let combine =
@@ -397,7 +397,7 @@ pub(crate) fn launch(
         attention: AttentionParams::new(args, shape),
         k_steps,
         v_steps,
-        pages: PageDivider::new(shape.page_size),
+        pages: PageDivider::of(shape.page_size),
         partial_out: partials.out.0,
         partial_state: partials.state.0,
         row_tiles: extent(plan.row_tiles),

@@ -15,7 +15,7 @@ pub(crate) struct PageDivider {
 
 impl PageDivider {
     /// The divider of a page size that validation has found to be 1 to `i32::MAX`.
-    pub(crate) fn new(page_size: u64) -> Self {
+    pub(crate) fn of(page_size: u64) -> Self {
         let shift = page_size.next_power_of_two().trailing_zeros();
         let multiplier = (1 << (31 + shift)) / page_size + 1;
         Self { multiplier: narrow(multiplier), shift: shift.cast_signed() }
@@ -39,17 +39,16 @@ impl RowSteps {
     ///
     /// # Errors
     /// When its last row is 2^32 steps or more from its first: 64 GiB at the least, for rows are aligned to 16 bytes.
-    pub(crate) fn new(name: &str, cache: &DeviceTensor) -> Result<Self, ArgumentError> {
+    pub(crate) fn of(name: &str, cache: &DeviceTensor) -> Result<Self, ArgumentError> {
         let axes = [0, 1, 2].map(|axis| {
             let stride = cache.strides[axis].unsigned_abs() * cache.dtype.size_bytes();
             (if cache.shape[axis] > 1 { stride } else { 0 }, cache.shape[axis].saturating_sub(1))
         });
         let divisor = axes.iter().fold(0, |divisor, &(stride, _)| gcd(divisor, stride));
         // A multiplier of 32 bits; any divisor of a divisor serves as well.
-        let bytes = if divisor > u64::from(u32::MAX) {
-            1 << divisor.trailing_zeros().min(31)
-        } else {
-            divisor.max(1)
+        let bytes = match u32::try_from(divisor) {
+            Ok(divisor) => u64::from(divisor.max(1)),
+            Err(_) => 1 << divisor.trailing_zeros().min(31),
         };
         let last = axes.iter().fold(0_u64, |last, &(stride, steps)| {
             last.saturating_add((stride / bytes).saturating_mul(steps))
@@ -86,7 +85,7 @@ mod tests {
         for page_size in
             (1..3000).chain(powers).chain([i32::MAX as u32 - 1, i32::MAX as u32]).filter(|&d| d > 0)
         {
-            let pages = PageDivider::new(u64::from(page_size));
+            let pages = PageDivider::of(u64::from(page_size));
             let last = i32::MAX as u32 / page_size;
             let boundaries =
                 [0, 1, 2, last / 3, last / 2, last - last.min(1), last].map(|page| page * page_size);
@@ -105,22 +104,21 @@ mod tests {
 
     #[test]
     fn the_rows_of_a_contiguous_cache_are_one_step_apart() {
-        let steps =
-            RowSteps::new("k_cache", &cache([7, 16, 3, 80], [3840, 240, 80, 1], DType::Bf16)).unwrap();
+        let steps = RowSteps::of("k_cache", &cache([7, 16, 3, 80], [3840, 240, 80, 1], DType::Bf16)).unwrap();
         assert_eq!(steps, RowSteps { bytes: 160, page: 48, slot: 3, head: 1 });
     }
 
     #[test]
     fn padded_strides_are_counted_in_what_divides_them_all() {
-        let steps = RowSteps::new("k_cache", &cache([7, 16, 3, 64], [1280, 72, 24, 1], DType::Bf16)).unwrap();
+        let steps = RowSteps::of("k_cache", &cache([7, 16, 3, 64], [1280, 72, 24, 1], DType::Bf16)).unwrap();
         assert_eq!(steps, RowSteps { bytes: 16, page: 160, slot: 9, head: 3 });
     }
 
     #[test]
     fn an_axis_with_one_entry_does_not_count() {
-        let steps = RowSteps::new("k_cache", &cache([1, 16, 1, 64], [7, 64, 3, 1], DType::E4m3)).unwrap();
+        let steps = RowSteps::of("k_cache", &cache([1, 16, 1, 64], [7, 64, 3, 1], DType::E4m3)).unwrap();
         assert_eq!(steps, RowSteps { bytes: 64, page: 0, slot: 1, head: 0 });
-        let one_row = RowSteps::new("k_cache", &cache([1, 1, 1, 64], [64, 64, 64, 1], DType::E4m3)).unwrap();
+        let one_row = RowSteps::of("k_cache", &cache([1, 1, 1, 64], [64, 64, 64, 1], DType::E4m3)).unwrap();
         assert_eq!(one_row, RowSteps { bytes: 1, page: 0, slot: 0, head: 0 });
     }
 
@@ -128,19 +126,19 @@ mod tests {
     fn steps_of_more_than_32_bits_are_made_smaller() {
         // Two slots 5 * 2^32 bytes apart.
         let far = cache([1, 2, 1, 64], [1, 5 << 31, 1, 1], DType::Bf16);
-        let steps = RowSteps::new("k_cache", &far).unwrap();
+        let steps = RowSteps::of("k_cache", &far).unwrap();
         assert_eq!(steps, RowSteps { bytes: 1 << 31, page: 0, slot: 10, head: 0 });
     }
 
     #[test]
     fn the_last_row_may_be_the_last_step_and_no_further() {
         let pages = |pages| cache([pages, 1, 1, 8], [8, 8, 8, 1], DType::Bf16);
-        assert!(RowSteps::new("v_cache", &pages(1 << 32)).is_ok());
-        let error = RowSteps::new("v_cache", &pages((1 << 32) + 1)).unwrap_err().to_string();
+        assert!(RowSteps::of("v_cache", &pages(1 << 32)).is_ok());
+        let error = RowSteps::of("v_cache", &pages((1 << 32) + 1)).unwrap_err().to_string();
         assert!(error.contains("v_cache.strides") && error.contains("4294967297"), "{error}");
         assert!(error.contains("2^32 times the 16 bytes"), "{error}");
         // Each axis is near enough alone.
         let both = cache([1 << 31, (1 << 31) + 2, 1, 8], [8, 8, 8, 1], DType::Bf16);
-        assert!(RowSteps::new("v_cache", &both).is_err());
+        assert!(RowSteps::of("v_cache", &both).is_err());
     }
 }
