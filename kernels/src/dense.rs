@@ -348,6 +348,20 @@ mod tests {
     }
 
     #[test]
+    fn scratch_is_of_the_query_s_type_or_bf16_and_codes_are_cast_but_values_copied() {
+        let instance = |q_dtype, kv_dtype| {
+            let spec = spec(&AttentionShape { q_dtype, ..call(kv_dtype, 64).1 });
+            let defined =
+                |name| spec.defines.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
+            (defined("TO_FORMAT").unwrap(), defined("COPY").is_some())
+        };
+        assert_eq!(instance(DType::Bf16, DType::E4m3), ("Bf16".to_owned(), false));
+        assert_eq!(instance(DType::F16, DType::E5m2), ("F16".to_owned(), false));
+        assert_eq!(instance(DType::F32, DType::E4m3), ("Bf16".to_owned(), false));
+        assert_eq!(instance(DType::F16, DType::F16), ("F16".to_owned(), true));
+    }
+
+    #[test]
     fn sixteen_codes_are_read_at_once_where_every_row_allows_it() {
         let codes = |kv_dtype, head_dim, cache_alignment| {
             let shape = AttentionShape { cache_alignment, ..call(kv_dtype, head_dim).1 };
