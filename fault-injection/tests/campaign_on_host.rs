@@ -277,8 +277,19 @@ fn results_are_cleared_before_every_call_and_are_as_wide_as_the_query() {
     let (rows, dim) = (5 * 4, 64);
     assert_eq!(run("fp8-dense prefill"), vec![0xff; rows * dim * 2 + rows * 4]);
     assert_eq!(run("fp8-dense prefill, f32 query"), vec![0xff; rows * dim * 4 + rows * 4]);
+    assert_eq!(run("split-KV decode"), vec![0xff; 4 * dim * 2 + 4 * 4], "one row");
     let cache = run("store");
     assert!(cache.len() > 1000 && cache.iter().all(|byte| *byte == 0), "{} bytes", cache.len());
+}
+
+#[test]
+fn a_decode_has_keys_for_more_than_one_split() {
+    let device = host(None);
+    let decode = Operation::ALL.iter().find(|operation| operation.name == "split-KV decode").unwrap();
+    let _inputs = decode.prepare(&device).unwrap();
+    // K and V of two heads of 64 elements in bf16, for at least one key tile of 64 keys and some more.
+    let bytes_of_a_key = 2 * 2 * 64 * 2;
+    assert!(device.pool().unwrap().used > 66 * bytes_of_a_key);
 }
 
 #[test]
