@@ -180,3 +180,42 @@ impl RowBound {
         (weighted_eta + self.sums + U * lse.abs()) * SECOND_ORDER
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_meets_the_tiles_that_hold_one_of_its_keys() {
+        let model = BoundModel::new(Format::Bf16, 16);
+        for (visible, tiles) in [
+            (0..0, 0.0),
+            (7..7, 0.0),
+            (0..16, 1.0),
+            (0..17, 2.0),
+            (15..17, 2.0),
+            (32..48, 1.0),
+            (40..65, 3.0),
+        ] {
+            assert_eq!(model.tiles(&visible), tiles, "{visible:?}");
+        }
+    }
+
+    #[test]
+    fn alibi_costs_what_slope_and_distance_cost() {
+        let model = BoundModel::new(Format::Bf16, 16);
+        let head = |slope| Head {
+            index: 0,
+            kv_index: 0,
+            sigma: 1.0,
+            v_scale: 1.0,
+            softcap: None,
+            slope,
+            sink: None,
+        };
+        let common = |slope| model.row(&head(slope), 64, &(10..20), 30, 1.0).common;
+        // The farthest key is 20 away: three roundings of a quarter of that.
+        let more = common(Some(-0.25)) - common(None);
+        assert!((more / (3.0 * U * 0.25 * 20.0) - 1.0).abs() < 1e-9, "{more}");
+    }
+}

@@ -180,3 +180,22 @@ fn nothing_compared_passes_and_says_so() {
     assert_eq!((comparison.elements, comparison.worst, comparison.worst_share), (0, None, 0.0));
     assert!(comparison.passes() && comparison.pattern.is_none());
 }
+
+/// Half a step beyond the largest finite f16, 65504, lies 65520: 520 from what was wanted.
+#[test]
+fn an_overflow_uses_what_it_takes_to_round_to_infinity() {
+    for sign in [1.0, -1.0] {
+        let share = oracle::share(sign as f32 * f32::INFINITY, sign * 65_000.0, 1040.0, Format::F16);
+        assert_eq!(share, 0.5);
+    }
+}
+
+#[test]
+fn of_two_elements_that_are_equally_wrong_the_first_is_named() {
+    let mut expected = reference(1.0, 1.0);
+    expected.out = Array3::from_elem((1, 1, 3), 1.0);
+    expected.bound = Array3::from_elem((1, 1, 3), 1.0);
+    let got = Array3::from_shape_vec((1, 1, 3), vec![1.0, 3.0, 3.0]).expect("three");
+    let comparison = compare(got.view(), &expected, Format::F32).expect("valid");
+    assert_eq!(comparison.worst.expect("an element").dim, 1);
+}
