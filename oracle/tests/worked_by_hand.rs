@@ -235,3 +235,15 @@ fn the_bound_with_unequal_weights_and_many_keys() {
     let fast = attend_f64_blocked(&request, &options, &model, Rows::All).expect("valid");
     assert_close(fast.bound[[0, 0, 0]] / bound, 1.0, 1e-6);
 }
+
+#[test]
+fn an_error_of_the_sink_moves_the_output_as_that_of_a_key_without_values_does() {
+    // Large logits, so that errors of the exponentials are most of the bound; all weights are a third.
+    let logit = 64.0_f32;
+    let sink = AttentionOptions { sinks: Some(vec![logit]), ..AttentionOptions::new(1.0) };
+    let of_sink = attend(&queries(1, 1), &column(&[64, 64]), &column(&[1, 1]), &sink);
+    let of_key =
+        attend(&queries(1, 1), &column(&[64, 64, 64]), &column(&[1, 1, 0]), &AttentionOptions::new(1.0));
+    let share = of_sink.bound[[0, 0, 0]] / of_key.bound[[0, 0, 0]];
+    assert!((0.7..1.0).contains(&share), "{share}");
+}
