@@ -51,19 +51,7 @@ const ALLOWED: &[Allowance] = &[
         defines: &[("ROW_TILES", "2")],
         bytes: 512,
         why: "two row tiles fill the registers; the bf16 instance at head_dim 128 that was measured on an H200 spills \
-              nothing, and one row tile takes a quarter longer",
-    },
-    Allowance {
-        file: "mma_pairs.cu",
-        defines: &[("MODIFIED", "1")],
-        bytes: 512,
-        why: "softcap and ALiBi need registers that the sums have taken; instances of their own keep it from the rest",
-    },
-    Allowance {
-        file: "mma_pairs.cu",
-        defines: &[("HEAD_DIM", "256")],
-        bytes: 128,
-        why: "the matrix work of two tiles interleaves, which hides more waiting than these few accesses cost",
+              8 bytes, and one row tile takes a quarter longer",
     },
     Allowance {
         file: "mma.cu",
@@ -71,24 +59,6 @@ const ALLOWED: &[Allowance] = &[
         bytes: 256,
         why: "a few rows per request: reading the cache is what it costs, and the sums of head_dim 192 and 256 take half of \
               the registers",
-    },
-    Allowance {
-        file: "mma.cu",
-        defines: &[("MODIFIED", "1")],
-        bytes: 512,
-        why: "softcap and ALiBi need registers that head_dim 256 has taken; instances of their own keep it from the rest",
-    },
-    Allowance {
-        file: "mma.cu",
-        defines: &[("HEAD_DIM", "192")],
-        bytes: 256,
-        why: "the sums take most of the registers; fewer would mean smaller tiles and more passes over shared memory",
-    },
-    Allowance {
-        file: "mma.cu",
-        defines: &[("HEAD_DIM", "256")],
-        bytes: 256,
-        why: "the sums take half of the registers; the bf16 instance that was measured on an H200 spills nothing",
     },
     Allowance {
         file: "decode.cu",
