@@ -42,7 +42,8 @@ pub fn paged_attention(
 /// not allow. The workspace must belong to the same stream.
 ///
 /// # Errors
-/// As [`paged_attention`]; a call that no arm serves is unsupported by the scalar one. Whatever fails, scratch of the call has been freed and the first error is returned.
+/// As [`paged_attention`]; a call that no arm serves is unsupported by the scalar one. Whatever fails, scratch of the call
+/// has been freed and the first error is returned.
 pub fn paged_attention_with(
     device: &DeviceRef,
     stream: StreamId,

@@ -386,8 +386,11 @@ pub(crate) fn launch(
     if shape.num_kv_heads > 65535 {
         return Err(ArgumentError::new("num_kv_heads", shape.num_kv_heads, "at most 65535").into());
     }
-    let k_steps = RowSteps::of("k_cache", &args.cache.k)?;
-    let v_steps = RowSteps::of("v_cache", &args.cache.v)?;
+    // The decode kernel and dense instances find rows by strides, which reach farther.
+    let by_steps = !plan.dense && !matches!(plan.kernel, MmaKernel::Decode(_));
+    let steps = |name, cache| if by_steps { RowSteps::of(name, cache) } else { Ok(RowSteps::UNUSED) };
+    let k_steps = steps("k_cache", &args.cache.k)?;
+    let v_steps = steps("v_cache", &args.cache.v)?;
     let spec = spec(shape, cast, plan);
     let kernel = device.load_kernel(&spec)?;
     let combine =

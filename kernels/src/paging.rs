@@ -35,6 +35,9 @@ pub(crate) struct RowSteps {
 }
 
 impl RowSteps {
+    /// Of a launch whose kernel does not read them.
+    pub(crate) const UNUSED: Self = Self { bytes: 0, page: 0, slot: 0, head: 0 };
+
     /// The steps of a validated cache.
     ///
     /// # Errors

@@ -363,3 +363,34 @@ fn a_call_with_more_blocks_than_64_bits_count_is_refused_like_any_other(#[case] 
         "{error}"
     );
 }
+
+/// Two pages, 2^36 elements apart, of a cache whose strides share no more than 16 bytes.
+fn far_apart(cache: &mut DeviceTensor) {
+    cache.shape[0] = 2;
+    cache.strides[0] = (1 << 36) + 8;
+    cache.strides[1] = 2 * 64 + 8;
+    cache.allocation.bytes = 1 << 38;
+}
+
+#[rstest]
+#[case::prefill_on_pages(Arm::Mma, 150, Some("k_cache.strides"))]
+#[case::prefill_on_dense_keys(Arm::Bf16Dense, 150, None)]
+#[case::decode(Arm::Mma, 1, None)]
+fn only_kernels_that_count_rows_in_32_bits_refuse_a_cache_that_reaches_farther(
+    #[case] arm: Arm,
+    #[case] query: u64,
+    #[case] refused: Option<&str>,
+) {
+    let call = Call { total_q: 2 * query, query, keys: 100, ..CALL };
+    let mut args = call.args();
+    far_apart(&mut args.cache.k);
+    far_apart(&mut args.cache.v);
+    let device = Recorder::new();
+    let as_device = device.clone() as DeviceRef;
+    let found = paged_attention_with(&as_device, STREAM, Some(arm), &args, &Knobs::default(), None);
+    match refused {
+        Some(argument) => assert!(found.unwrap_err().to_string().contains(argument)),
+        None => assert!(!found.unwrap().kernels.is_empty()),
+    }
+    assert_eq!(device.launched().is_empty(), refused.is_some());
+}
