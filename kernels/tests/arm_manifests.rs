@@ -1,5 +1,7 @@
 //! What each arm serves and what it refuses, at the edges of its manifest.
 
+mod support;
+
 use kernels::arm::Arm;
 use kernels::instances::GATE_CAPABILITIES;
 use kernels::route::{Knobs, plan_arm};
@@ -17,25 +19,11 @@ fn shape(
     AttentionShape {
         q_dtype,
         kv_dtype,
-        total_q: 20,
-        num_q_heads: 4,
-        num_kv_heads: 2,
         head_dim_k,
         head_dim_v,
-        num_pages: 8,
-        page_size: 16,
-        num_requests: 2,
-        block_table_width: 4,
-        max_query_len: 10,
-        max_seq_len: 64,
-        causal: true,
-        windowed: false,
-        softcap: false,
-        alibi: false,
-        sinks: false,
-        lse: false,
         row_alignment,
         cache_alignment,
+        ..support::plain_shape()
     }
 }
 

@@ -23,7 +23,6 @@ const HOPPER: Capability = GATE_CAPABILITIES[1];
 
 fn shape(kv_dtype: DType, heads: (u64, u64), head_dim: u64, query: u64) -> AttentionShape {
     AttentionShape {
-        q_dtype: DType::Bf16,
         kv_dtype,
         total_q: 2 * query,
         num_q_heads: heads.0,
@@ -31,19 +30,10 @@ fn shape(kv_dtype: DType, heads: (u64, u64), head_dim: u64, query: u64) -> Atten
         head_dim_k: head_dim,
         head_dim_v: head_dim,
         num_pages: 256,
-        page_size: 16,
-        num_requests: 2,
         block_table_width: 128,
         max_query_len: query,
         max_seq_len: 2048,
-        causal: true,
-        windowed: false,
-        softcap: false,
-        alibi: false,
-        sinks: false,
-        lse: false,
-        row_alignment: 16,
-        cache_alignment: 16,
+        ..support::plain_shape()
     }
 }
 

@@ -8,6 +8,7 @@ use kernels::device::{Device, DeviceError, DevicePtr, DeviceRef, DeviceResult, S
 use kernels::simt::{Mode, SimtDevice, SimtOptions};
 use kernels::source::SourceSet;
 use kernels::tensor::{Allocation, DType, DeviceTensor};
+use kernels::validate::AttentionShape;
 
 /// The stream of every test.
 pub const STREAM: StreamId = StreamId::DEFAULT;
@@ -212,5 +213,33 @@ impl Random {
     /// Uniform in 0..n.
     pub fn below(&mut self, n: usize) -> usize {
         self.bits() as usize % n
+    }
+}
+
+/// A causal bf16 prefill of two requests, ten rows each over up to 64 keys, four heads over two, without options; for tests
+/// that vary some fields.
+pub fn plain_shape() -> AttentionShape {
+    AttentionShape {
+        q_dtype: DType::Bf16,
+        kv_dtype: DType::Bf16,
+        total_q: 20,
+        num_q_heads: 4,
+        num_kv_heads: 2,
+        head_dim_k: 64,
+        head_dim_v: 64,
+        num_pages: 8,
+        page_size: 16,
+        num_requests: 2,
+        block_table_width: 4,
+        max_query_len: 10,
+        max_seq_len: 64,
+        causal: true,
+        windowed: false,
+        softcap: false,
+        alibi: false,
+        sinks: false,
+        lse: false,
+        row_alignment: 16,
+        cache_alignment: 16,
     }
 }
