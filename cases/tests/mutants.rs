@@ -1,14 +1,24 @@
-//! `attest mutants` from the outside: mistakes that are caught, one that nobody can see, and kernels that fail anyway.
+//! `attest mutants` from the outside: mistakes that are caught, one that a single case can see, one that none can, and kernels
+//! that fail anyway.
 
 mod common;
 
 use std::path::Path;
 
+use cases::catalogue::Tier;
+use cases::mutants::checks::{Check, candidates, choose};
 use common::{Ended, KernelSources, attest, run};
+use kernels::device::Device;
+use kernels::simt::{SimtDevice, SimtOptions};
+use kernels::source::SourceSet;
 
 /// Runs on the cases of `store`, which is the smallest kernel, unless other arguments say so.
 fn mutants(output: &Path, arguments: &[&str], sources: Option<&KernelSources>) -> Ended {
-    let mut command = attest(["mutants", "--tier", "smoke", "--jobs", "2", "--output"]);
+    mutants_of_tier("smoke", output, arguments, sources)
+}
+
+fn mutants_of_tier(tier: &str, output: &Path, arguments: &[&str], sources: Option<&KernelSources>) -> Ended {
+    let mut command = attest(["mutants", "--tier", tier, "--jobs", "2", "--output"]);
     command.arg(output).args(arguments);
     if let Some(sources) = sources {
         command.env("ATTEST_KERNEL_DIR", sources.path());
@@ -78,6 +88,42 @@ fn a_mistake_that_no_case_can_see_fails_the_run() {
     let ended = ended.says(&format!("again: attest mutants --mutant '{id}'"));
     assert_eq!(ended.summary(), "0 passed, 1 failed, 0 skipped");
     assert_eq!(file(&output, "missed.txt").lines().count(), 1);
+}
+
+/// A store that is not among the chosen checks, of a shape that none of them has.
+fn left_out() -> Check {
+    let info = SimtDevice::new(SimtOptions::new(SourceSet::embedded())).expect("a simt device").info();
+    let mut checks = candidates(Tier::Standard, &["store".to_owned()], &info).expect("checks");
+    choose(&mut checks);
+    let shape = |check: &Check| {
+        let problem = &check.item.case.problem;
+        (problem.num_kv_heads, problem.head_dim, problem.page_size)
+    };
+    let taken: Vec<_> = checks.iter().filter(|check| check.chosen).map(shape).collect();
+    let stores_its_first = |check: &Check| check.item.case.problem.slots.is_none();
+    let mut others = checks.iter().filter(|check| !check.chosen && !taken.contains(&shape(check)));
+    others.find(|check| stores_its_first(check)).expect("a case of a shape of its own").clone()
+}
+
+#[test]
+fn what_the_chosen_checks_miss_meets_the_others() {
+    let check = left_out();
+    let problem = &check.item.case.problem;
+    let before = "    const i64 slot = p.slot_mapping[token];\n";
+    let seen_once = format!(
+        "    if (p.num_kv_heads == {} && p.k.head_dim == {} && p.page_size == {} && token < 0) {{ return; }}\n",
+        problem.num_kv_heads, problem.head_dim, problem.page_size
+    );
+    let sources = KernelSources::copy().with_change("store.cu", 0, before, &format!("{before}{seen_once}"));
+    let text = sources.read("store.cu");
+    let line = text[..text.find(&seen_once).expect("it is there")].matches('\n').count() + 1;
+    let column = seen_once.find("< 0").expect("a comparison") + 1;
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = dir.path().join("out");
+    let id = format!("store.cu:{line}:{column} boundary");
+    mutants_of_tier("standard", &output, &["--arm", "store", "--mutant", &id], Some(&sources)).expect(0);
+    let log = log(&output);
+    assert!(log.contains(&format!("killed by {}\n", check.name())), "{log}");
 }
 
 #[test]

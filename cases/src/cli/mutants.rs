@@ -63,9 +63,6 @@ pub(super) struct Mutants {
     /// Use only cases on this arm as checks; may be repeated. Default: every arm.
     #[arg(long, value_name = "ARM", value_parser = parse_arm)]
     arm: Vec<String>,
-    /// Use every small case as a check, not only the chosen ones: the last word on a survivor.
-    #[arg(long)]
-    thorough: bool,
     /// Go on after the first check that fails, so that the kill matrix is complete.
     #[arg(long)]
     all_checks: bool,
@@ -133,7 +130,6 @@ impl Mutants {
             selection: self.selection()?,
             tier: self.tier,
             arms: if self.arm.is_empty() { arm_names() } else { self.arm.clone() },
-            thorough: self.thorough,
             all_checks: self.all_checks,
             jobs: self.jobs.map_or_else(super::verify::processors, NonZeroUsize::get),
             budget: self.budget,

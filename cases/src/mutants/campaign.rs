@@ -41,8 +41,6 @@ pub struct Campaign {
     pub tier: Tier,
     /// The arms whose cases serve as checks.
     pub arms: Vec<String>,
-    /// All small cases instead of the choice: slower, and the last word on a survivor.
-    pub thorough: bool,
     /// Go on after the first failing check, for a complete kill matrix.
     pub all_checks: bool,
     /// Mutants tried at once.
@@ -113,8 +111,8 @@ impl Campaign {
     /// When kernels or cases cannot be read.
     pub fn plan(&self, sources: &SourceSet) -> Result<(Vec<Change>, Vec<Check>), CampaignError> {
         let info = SimtDevice::new(SimtOptions::new(sources.clone()))?.info();
-        let small = candidates(self.tier, &self.arms, &info)?;
-        let checks = if self.thorough { small } else { choose(&small) };
+        let mut checks = candidates(self.tier, &self.arms, &info)?;
+        choose(&mut checks);
         let changes = self.selection.apply(change::all(sources, &checks)?, &|change| match change {
             Change::Kernel(mutant) => {
                 reviewed::reason(mutant, sources.get(&mutant.file).unwrap_or_default()).is_some()
@@ -142,7 +140,9 @@ impl Campaign {
         let workers = Workers { binary: self.binary.clone(), interrupted: self.interrupted.clone() };
         let setup = Setup { kernels: kernels.clone(), overlay: None, launch: None };
         let run = run_key(&sources, &checks);
-        progress.say(&format!("{} mutants, {} checks to choose from", changes.len(), checks.len()));
+        let chosen = checks.iter().filter(|check| check.chosen).count();
+        let others = checks.len() - chosen;
+        progress.say(&format!("{} mutants, {chosen} checks, and {others} for what they miss", changes.len()));
         let names: Vec<String> = checks.iter().map(Check::name).collect();
         let coverage = self.coverage(&sources, &checks, &workers, &changes, stage.path())?;
         let baseline = Baseline::new(checks, &sources, setup, workers.clone());

@@ -113,7 +113,7 @@ mod tests {
             comment: String::new(),
         };
         let kernels = kernels.map(|(file, entry)| KernelSpec { file, entry, defines: Vec::new() });
-        let check = Check { item, kernels: kernels.to_vec() };
+        let check = Check { item, kernels: kernels.to_vec(), chosen: true };
         let changes = all(&SourceSet::embedded(), &[check]).unwrap();
         let made = |entry: &str, change| {
             changes.contains(&Change::Launch(LaunchMutant { entry: entry.to_owned(), change }))

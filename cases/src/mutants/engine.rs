@@ -199,7 +199,7 @@ impl Libraries {
 }
 
 impl<'a> Judging<'a> {
-    /// Runs the checks that execute the change until one fails, and compiles what they need on the way.
+    /// Runs the checks that execute the change until one fails, the chosen ones first, and compiles what they need on the way.
     fn kernel(
         &mut self,
         mutant: &Mutant,
@@ -212,6 +212,9 @@ impl<'a> Judging<'a> {
         let mut built: Built<'a> = HashMap::new();
         let mut caught: Option<Outcome> = None;
         while let Some(check) = self.take_next(&mut waiting, mutant, &built) {
+            if caught.is_some() && !baseline.checks[check].chosen {
+                break;
+            }
             let kernels = baseline.kernels_of(check, &mutant.file);
             let unchanged = kernels.iter().all(|kernel| built.get(kernel) == Some(&None));
             if unchanged || !self.may_show(check, mutant)? {
@@ -316,8 +319,9 @@ impl<'a> Judging<'a> {
             let worth = 1.0 + of("") + 4.0 * of(&self.function) + named;
             (baseline.estimate(check) + COMPILE_S * unbuilt as f64) / worth
         };
-        let costs = waiting.iter().map(|check| cost(*check)).enumerate();
-        let (at, _) = costs.min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)))?;
+        let costs = waiting.iter().map(|check| (!baseline.checks[*check].chosen, cost(*check))).enumerate();
+        let (at, _) =
+            costs.min_by(|(i, a), (j, b)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(i.cmp(j)))?;
         Some(waiting.remove(at))
     }
 
@@ -378,7 +382,7 @@ impl<'a> Judging<'a> {
         Ok(outcome)
     }
 
-    /// Cheapest first, and sooner the more often a check was the first to fail.
+    /// The chosen ones first; among them the cheapest, and sooner the more often a check was the first to fail.
     fn sorted(&self, checks: &[usize]) -> Vec<usize> {
         let kills = lock(&self.engine.learnt.kills);
         let worth = |check: usize| {
@@ -386,9 +390,11 @@ impl<'a> Judging<'a> {
             1.0 + of("") + 4.0 * of(&self.function)
         };
         let cost = |check: usize| self.engine.baseline.estimate(check) / worth(check);
-        let mut sorted: Vec<(f64, usize)> = checks.iter().map(|check| (cost(*check), *check)).collect();
-        sorted.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        sorted.into_iter().map(|(_, check)| check).collect()
+        let is_other = |check: usize| !self.engine.baseline.checks[check].chosen;
+        let mut sorted: Vec<(bool, f64, usize)> =
+            checks.iter().map(|check| (is_other(*check), cost(*check), *check)).collect();
+        sorted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        sorted.into_iter().map(|(.., check)| check).collect()
     }
 }
 
