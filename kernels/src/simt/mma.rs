@@ -69,16 +69,16 @@ impl Layout {
     }
 }
 
-/// Sixteen operands, field by field, so that the compiler can work on several at once.
+/// A row of A, field by field.
 #[derive(Clone, Copy)]
-struct Vector {
+struct Row {
     significand: [i32; K],
     exponent: [i32; K],
     special: [Special; K],
     finite: bool,
 }
 
-impl Vector {
+impl Row {
     const ZERO: Self = Self {
         significand: [0; K],
         exponent: [ZERO_EXPONENT; K],
@@ -94,34 +94,109 @@ impl Vector {
     }
 }
 
-/// One output: the sum of sixteen products and the accumulator.
-#[inline(always)]
-fn dot(a: &Vector, b: &Vector, c: f32, layout: Layout) -> f32 {
-    if !(a.finite && b.finite && c.is_finite())
-        && let Some(special) = special_result(a, b, c)
-    {
-        return special;
+/// B, field by field: eight columns side by side, so that the compiler works on all of them at once.
+#[derive(Clone, Copy)]
+struct Columns {
+    significand: [[i32; N]; K],
+    exponent: [[i32; N]; K],
+    special: [[Special; N]; K],
+    finite: bool,
+}
+
+impl Columns {
+    const ZERO: Self = Self {
+        significand: [[0; N]; K],
+        exponent: [[ZERO_EXPONENT; N]; K],
+        special: [[Special::Finite; N]; K],
+        finite: true,
+    };
+
+    fn set(&mut self, k: usize, column: usize, operand: Operand) {
+        self.significand[k][column] = operand.significand;
+        self.exponent[k][column] = operand.exponent;
+        self.special[k][column] = operand.special;
+        self.finite &= operand.special == Special::Finite;
     }
-    let (c_magnitude, c_exponent) = decode_f32(c);
-    let exponents: [i32; K] = std::array::from_fn(|k| a.exponent[k] + b.exponent[k]);
-    let largest = exponents.iter().fold(c_exponent, |largest, &e| largest.max(e));
+}
+
+/// Eight outputs: each the sum of sixteen products and its accumulator.
+#[inline(always)]
+fn multiply_row(a: &Row, b: &Columns, c: &[f32; N], layout: Layout) -> [f32; N] {
+    let mut d = finite_row(a, b, c, layout);
+    if !(a.finite && b.finite && c.iter().all(|c| c.is_finite())) {
+        replace_specials(&mut d, a, b, c);
+    }
+    d
+}
+
+/// The same, where what is not finite counts as anything.
+#[inline(always)]
+fn finite_row(a: &Row, b: &Columns, c: &[f32; N], layout: Layout) -> [f32; N] {
+    // Loops, not closures: those are compiled apart, without the instructions of the function that this goes into.
+    let (mut c_magnitude, mut c_exponent) = ([0; N], [0; N]);
+    for n in 0..N {
+        (c_magnitude[n], c_exponent[n]) = decode_f32(c[n]);
+    }
+    let mut largest = c_exponent;
+    for k in 0..K {
+        for (largest, exponent) in largest.iter_mut().zip(&b.exponent[k]) {
+            *largest = (*largest).max(a.exponent[k] + exponent);
+        }
+    }
     // A product has twice the format's fraction bits below its exponent.
     let headroom = KEPT_BITS - 2 * layout.fraction_bits as i32;
-    // Eight magnitudes below 2^27 fit.
-    let mut sums = [0_i32; 2];
+    // Sixteen products of the largest significands (255 and 2047) just fit.
+    let mut sums = [0_i32; N];
     for k in 0..K {
-        let product = a.significand[k] * b.significand[k];
-        let drop = (largest - exponents[k]).min(31) as u32;
-        let magnitude = ((product.unsigned_abs() << headroom) >> drop) as i32;
-        sums[k / (K / 2)] += if product < 0 { -magnitude } else { magnitude };
+        let significand = a.significand[k] << headroom;
+        for n in 0..N {
+            let product = significand * b.significand[k][n];
+            let drop = (largest[n] - (a.exponent[k] + b.exponent[k][n])).min(31) as u32;
+            let magnitude = (product.unsigned_abs() >> drop) as i32;
+            sums[n] += if product < 0 { -magnitude } else { magnitude };
+        }
     }
-    let drop = (largest - c_exponent).min(31) as u32;
-    let magnitude = i64::from((c_magnitude << (KEPT_BITS - 23)) >> drop);
-    let addend = if c < 0.0 { -magnitude } else { magnitude };
-    encode_truncated(i64::from(sums[0]) + i64::from(sums[1]) + addend, largest - KEPT_BITS)
+    let mut d = [0.0; N];
+    for n in 0..N {
+        let drop = (largest[n] - c_exponent[n]).min(31) as u32;
+        let magnitude = ((c_magnitude[n] << (KEPT_BITS - 23)) >> drop) as i32;
+        let addend = if c[n] < 0.0 { -magnitude } else { magnitude };
+        let sum = f64::from(sums[n]) + f64::from(addend);
+        d[n] = truncated(sum * power_of_two(largest[n] - KEPT_BITS));
+    }
+    d
+}
+
+/// 2^exponent; where no product and no accumulator has an exponent, anything.
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent.max(-1000) + 1023) as u64) << 52)
+}
+
+/// Truncated toward zero to an f32, zero being positive. Exact in f64 up to here: sums have less than 34 bits, and f64 goes
+/// far below the smallest product of two subnormals.
+#[inline(always)]
+fn truncated(value: f64) -> f32 {
+    const SMALLEST_NORMAL: f64 = f32::MIN_POSITIVE as f64;
+    let subnormal = (value * power_of_two(149)).trunc() * power_of_two(-149);
+    let normal = f64::from_bits(value.to_bits() & !((1 << (52 - 23)) - 1));
+    let kept = if value.abs() < SMALLEST_NORMAL { subnormal } else { normal };
+    // A negative zero becomes a positive one.
+    (kept + 0.0) as f32
+}
+
+/// Puts the results in that infinities and NaN decide.
+#[cold]
+fn replace_specials(d: &mut [f32; N], a: &Row, b: &Columns, c: &[f32; N]) {
+    for (column, d) in d.iter_mut().enumerate() {
+        if let Some(special) = special_result(a, b, column, c[column]) {
+            *d = special;
+        }
+    }
 }
 
 /// Magnitude with 23 fraction bits, and exponent.
+#[inline(always)]
 fn decode_f32(value: f32) -> (u32, i32) {
     let bits = value.to_bits() & 0x7fff_ffff;
     let (field, fraction) = ((bits >> 23) as i32, bits & 0x7f_ffff);
@@ -132,43 +207,14 @@ fn decode_f32(value: f32) -> (u32, i32) {
     }
 }
 
-/// `sum · 2^exponent`, truncated toward zero to an f32.
-fn encode_truncated(sum: i64, exponent: i32) -> f32 {
-    if sum == 0 {
-        return 0.0;
-    }
-    let magnitude = sum.unsigned_abs();
-    let sign = u32::from(sum < 0) << 31;
-    let top = 63 - magnitude.leading_zeros() as i32;
-    let value_exponent = top + exponent;
-    if value_exponent > 127 {
-        return f32::from_bits(sign | 0x7f80_0000);
-    }
-    // Quantum of the result: 24 bits for normal numbers, the fixed one for subnormals.
-    let quantum = (value_exponent - 23).max(-149);
-    let shift = quantum - exponent;
-    let kept = match shift {
-        s if s >= 64 => 0,
-        s if s >= 0 => magnitude >> s,
-        s => magnitude << -s,
-    } as u32;
-    if kept == 0 {
-        return 0.0;
-    }
-    let field = if value_exponent >= -126 { (value_exponent + 127) as u32 } else { 0 };
-    let fraction = if field > 0 { kept & 0x7f_ffff } else { kept };
-    f32::from_bits(sign | field << 23 | fraction)
-}
-
 /// The result if an operand is not finite.
-#[cold]
-fn special_result(a: &Vector, b: &Vector, c: f32) -> Option<f32> {
+fn special_result(a: &Row, b: &Columns, column: usize, c: f32) -> Option<f32> {
     const NAN: f32 = f32::from_bits(0x7fff_ffff);
     let (mut positive, mut negative) = (c == f32::INFINITY, c == f32::NEG_INFINITY);
     let mut nan = c.is_nan();
     for k in 0..K {
-        let (x, y) = (a.significand[k], b.significand[k]);
-        let infinite = match (a.special[k], b.special[k]) {
+        let (x, y) = (a.significand[k], b.significand[k][column]);
+        let infinite = match (a.special[k], b.special[k][column]) {
             (Special::Finite, Special::Finite) => continue,
             (Special::Nan, _) | (_, Special::Nan) => None,
             (Special::Infinite { negative: n }, Special::Infinite { negative: m }) => Some(n != m),
@@ -208,10 +254,10 @@ fn half(registers: &[u32], i: usize) -> u16 {
     (registers[i / 2] >> (16 * (i % 2))) as u16
 }
 
-/// Operands of a whole warp: rows of A, columns of B, rows of C.
+/// Operands of a whole warp.
 struct Operands {
-    a: [Vector; M],
-    b: [Vector; N],
+    a: [Row; M],
+    b: Columns,
     c: [[f32; N]; M],
 }
 
@@ -220,10 +266,8 @@ type Product = [[f32; N]; M];
 #[inline(always)]
 fn product(operands: &Operands, layout: Layout) -> Product {
     let mut d = [[0.0; N]; M];
-    for (row, (a, c)) in d.iter_mut().zip(operands.a.iter().zip(&operands.c)) {
-        for (out, (b, &c)) in row.iter_mut().zip(operands.b.iter().zip(c)) {
-            *out = dot(a, b, c, layout);
-        }
+    for (d, (a, c)) in d.iter_mut().zip(operands.a.iter().zip(&operands.c)) {
+        *d = multiply_row(a, &operands.b, c, layout);
     }
     d
 }
@@ -259,7 +303,7 @@ pub(super) fn multiply(lanes: &Lanes, f16: bool) {
 }
 
 fn gather(lanes: &Lanes, layout: Layout) -> Operands {
-    let mut operands = Operands { a: [Vector::ZERO; M], b: [Vector::ZERO; N], c: [[0.0; N]; M] };
+    let mut operands = Operands { a: [Row::ZERO; M], b: Columns::ZERO, c: [[0.0; N]; M] };
     for lane in 0..WARP {
         let Operation::Mma { a, b, c, .. } = lanes.get(lane).wait.operation else { continue };
         // SAFETY: the kernel passes arrays of 4, 2 and 4 elements on the lane's stack, which stays put while the
@@ -271,7 +315,7 @@ fn gather(lanes: &Lanes, layout: Layout) -> Operands {
         }
         for (i, &value) in c.iter().enumerate() {
             let (k, column) = b_place(lane, i);
-            operands.b[column].set(k, layout.decode(half(&b, i)));
+            operands.b.set(k, column, layout.decode(half(&b, i)));
             let (row, column) = c_place(lane, i);
             operands.c[row][column] = value;
         }
@@ -281,22 +325,46 @@ fn gather(lanes: &Lanes, layout: Layout) -> Operands {
 
 #[cfg(test)]
 mod tests {
+    use rand::{RngExt as _, SeedableRng as _};
+
     use super::*;
 
-    fn bf16_row(values: [f32; K]) -> Vector {
-        let mut row = Vector::ZERO;
-        for (k, v) in values.into_iter().enumerate() {
-            row.set(k, BF16.decode((v.to_bits() >> 16) as u16));
+    type Codes = [u16; K];
+
+    fn bf16(values: [f32; K]) -> Codes {
+        values.map(|value| (value.to_bits() >> 16) as u16)
+    }
+
+    /// The outputs of a row of A and as many columns of B as there are.
+    fn multiplied(a: &Codes, b: &[Codes; N], c: &[f32; N], layout: Layout) -> [f32; N] {
+        let (mut row, mut columns) = (Row::ZERO, Columns::ZERO);
+        for k in 0..K {
+            row.set(k, layout.decode(a[k]));
+            b.iter().enumerate().for_each(|(n, b)| columns.set(k, n, layout.decode(b[k])));
         }
-        row
+        multiply_row(&row, &columns, c, layout)
+    }
+
+    fn dot(a: [f32; K], b: [f32; K], c: f32) -> f32 {
+        let d = multiplied(&bf16(a), &[bf16(b); N], &[c; N], BF16);
+        assert!(d.iter().all(|other| other.to_bits() == d[0].to_bits()), "{d:?}");
+        d[0]
     }
 
     #[test]
     fn integers_are_exact() {
-        let a = bf16_row(std::array::from_fn(|k| k as f32 - 8.0));
-        let b = bf16_row(std::array::from_fn(|k| 3.0 * k as f32));
+        let a = std::array::from_fn(|k| k as f32 - 8.0);
+        let b = std::array::from_fn(|k| 3.0 * k as f32);
         let want: i32 = (0..16).map(|k| (k - 8) * 3 * k).sum();
-        assert_eq!(dot(&a, &b, 1000.0, BF16), 1000.0 + want as f32);
+        assert_eq!(dot(a, b, 1000.0), 1000.0 + want as f32);
+    }
+
+    #[test]
+    fn sixteen_products_of_the_largest_significands_do_not_overflow() {
+        assert_eq!(dot([255.0; K], [-255.0; K], -1.0), -(16.0 * 255.0 * 255.0 + 1.0));
+        // 2047, whose sixteen squares have 26 bits, so that one more is lost.
+        let largest = [0x67ff; K];
+        assert_eq!(multiplied(&largest, &[largest; N], &[1.0; N], F16), [16.0 * 2047.0 * 2047.0; N]);
     }
 
     #[test]
@@ -307,9 +375,9 @@ mod tests {
         // 25 bits below the largest exponent still count, and 24 bits of the sum are kept.
         (b[0], b[1]) = (1.0, -f32::exp2(-25.0));
         let one_less = f32::from_bits(1.0_f32.to_bits() - 1);
-        assert_eq!(dot(&bf16_row(a), &bf16_row(b), 0.0, BF16), one_less);
+        assert_eq!(dot(a, b, 0.0), one_less);
         b[1] = -f32::exp2(-26.0);
-        assert_eq!(dot(&bf16_row(a), &bf16_row(b), 0.0, BF16), 1.0);
+        assert_eq!(dot(a, b, 0.0), 1.0);
     }
 
     #[test]
@@ -317,15 +385,91 @@ mod tests {
         let row = |first: f32, second: f32| {
             let mut values = [0.0; K];
             (values[0], values[1]) = (first, second);
-            bf16_row(values)
+            values
         };
         let inf = f32::INFINITY;
-        assert_eq!(dot(&row(inf, 1.0), &row(2.0, 1.0), 5.0, BF16), inf);
-        assert_eq!(dot(&row(inf, 1.0), &row(-2.0, 1.0), 5.0, BF16), -inf);
-        assert!(dot(&row(inf, 1.0), &row(0.0, 1.0), 5.0, BF16).is_nan());
-        assert!(dot(&row(inf, inf), &row(1.0, -1.0), 5.0, BF16).is_nan());
-        assert!(dot(&row(inf, 1.0), &row(1.0, 1.0), -inf, BF16).is_nan());
-        assert!(dot(&row(1.0, 1.0), &row(1.0, 1.0), f32::NAN, BF16).is_nan());
+        assert_eq!(dot(row(inf, 1.0), row(2.0, 1.0), 5.0), inf);
+        assert_eq!(dot(row(inf, 1.0), row(-2.0, 1.0), 5.0), -inf);
+        assert!(dot(row(inf, 1.0), row(0.0, 1.0), 5.0).is_nan());
+        assert!(dot(row(inf, inf), row(1.0, -1.0), 5.0).is_nan());
+        assert!(dot(row(inf, 1.0), row(1.0, 1.0), -inf).is_nan());
+        assert!(dot(row(1.0, 1.0), row(1.0, 1.0), f32::NAN).is_nan());
+    }
+
+    /// `significand · 2^(exponent − fraction bits)` as a multiple of 2^-300, cut toward zero to a multiple of 2^quantum.
+    fn cut(significand: i64, exponent: i32, fraction_bits: i32, quantum: i32) -> i64 {
+        let shift = exponent - fraction_bits - quantum;
+        let magnitude = significand.unsigned_abs();
+        let kept =
+            if shift >= 0 { magnitude << shift } else { magnitude.checked_shr((-shift) as u32).unwrap_or(0) };
+        significand.signum() * kept as i64
+    }
+
+    /// The module's rules for one output of finite operands, term by term in integers.
+    fn by_integers(a: &Codes, b: &Codes, c: f32, layout: Layout) -> f32 {
+        let (c_magnitude, c_exponent) = decode_f32(c);
+        let mut terms = vec![(i64::from(c_magnitude) * if c < 0.0 { -1 } else { 1 }, c_exponent, 23)];
+        for (a, b) in a.iter().zip(b).map(|(a, b)| (layout.decode(*a), layout.decode(*b))) {
+            let significand = i64::from(a.significand) * i64::from(b.significand);
+            terms.push((significand, a.exponent + b.exponent, 2 * layout.fraction_bits as i32));
+        }
+        terms.retain(|(significand, ..)| *significand != 0);
+        let Some(largest) = terms.iter().map(|(_, exponent, _)| *exponent).max() else { return 0.0 };
+        let quantum = largest - KEPT_BITS;
+        let sum: i64 = terms
+            .iter()
+            .map(|(significand, exponent, bits)| cut(*significand, *exponent, *bits, quantum))
+            .sum();
+        // The result's own quantum: 24 bits, or the subnormals'.
+        let top = 63 - sum.unsigned_abs().leading_zeros() as i32 + quantum;
+        let last = (top - 23).max(-149);
+        let kept = cut(sum, quantum, 0, last);
+        match (kept, top) {
+            (0, _) => 0.0,
+            (_, 128..) => f32::INFINITY.copysign(sum as f32),
+            _ => (kept as f64 * f64::exp2(f64::from(last))) as f32,
+        }
+    }
+
+    /// Codes of finite values whose exponents lie within `spread` of the largest; now and then a zero or a subnormal.
+    fn finite_code(rng: &mut impl rand::Rng, layout: Layout, top: i32, spread: i32) -> u16 {
+        let field = match rng.random_range(0..12) {
+            0 => 0,
+            _ => (top - rng.random_range(0..=spread)).max(0) as u16,
+        };
+        let fraction =
+            if rng.random_range(0..8) == 0 { 0 } else { rng.random_range(0..1_u16 << layout.fraction_bits) };
+        u16::from(rng.random::<bool>()) << 15 | field << layout.fraction_bits | fraction
+    }
+
+    #[test]
+    fn random_rows_come_out_as_term_by_term_in_integers() {
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
+        for round in 0..20_000 {
+            let layout = if round % 2 == 0 { BF16 } else { F16 };
+            let fields = (1 << (15 - layout.fraction_bits)) - 1;
+            let (top, spread) = (rng.random_range(1..fields), rng.random_range(0..fields));
+            let a: Codes = std::array::from_fn(|_| finite_code(&mut rng, layout, top, spread));
+            let top = rng.random_range(1..fields);
+            let b: [Codes; N] =
+                std::array::from_fn(|_| std::array::from_fn(|_| finite_code(&mut rng, layout, top, spread)));
+            // As large as a product may be, give or take, or anything finite.
+            let scale = f32::exp2(rng.random_range(-150.0..127.0));
+            let c: [f32; N] =
+                std::array::from_fn(|n| if n == 0 { 0.0 } else { scale * rng.random_range(-1.0..1.0) });
+            let got = multiplied(&a, &b, &c, layout);
+            for n in 0..N {
+                let want = by_integers(&a, &b[n], c[n], layout);
+                assert_eq!(
+                    got[n].to_bits(),
+                    want.to_bits(),
+                    "{a:04x?} {:04x?} {} gave {}, not {want}",
+                    b[n],
+                    c[n],
+                    got[n]
+                );
+            }
+        }
     }
 
     #[test]
