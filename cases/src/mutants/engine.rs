@@ -1,5 +1,6 @@
 //! Judging mutants: compile the changed translation unit, run the checks that use it, stop at the first that fails.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -117,6 +118,13 @@ struct Judging<'a> {
 
 /// Instances that were compiled from a mutant, with their code where it differs from the original's.
 type Built<'a> = HashMap<&'a KernelSpec, Option<Fingerprint>>;
+
+/// Where a check stands among those that wait: chosen ones first, then by what it costs for its worth, then in order.
+type Rank = (bool, f64, usize);
+
+fn by_rank(a: &Rank, b: &Rank) -> Ordering {
+    a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+}
 
 /// About what compiling one instance costs, against the time of a check.
 const COMPILE_S: f64 = 2.0;
@@ -304,7 +312,6 @@ impl<'a> Judging<'a> {
     /// Takes the check that promises most for the time it costs, compilation included. Checks whose kernels have not
     /// changed cannot fail and come when they cost nothing.
     fn take_next(&self, waiting: &mut Vec<usize>, mutant: &Mutant, built: &Built<'a>) -> Option<usize> {
-        let kills = lock(&self.engine.learnt.kills);
         let baseline = self.engine.baseline;
         let structure = mutant.function.split("::").next().filter(|_| mutant.function.contains("::"));
         let cost = |check: usize| {
@@ -314,15 +321,13 @@ impl<'a> Judging<'a> {
             let is_named = |kernel: &&KernelSpec| {
                 structure.is_some_and(|name| kernel.defines.iter().any(|(_, value)| value == name))
             };
-            let of = |place: &str| f64::from(kills.get(&(place.to_owned(), check)).copied().unwrap_or(0));
             let named = if kernels.iter().any(is_named) { 4.0 } else { 0.0 };
-            let worth = 1.0 + of("") + 4.0 * of(&self.function) + named;
-            (baseline.estimate(check) + COMPILE_S * unbuilt as f64) / worth
+            (baseline.estimate(check) + COMPILE_S * unbuilt as f64) / (self.worth(check) + named)
         };
-        let costs = waiting.iter().map(|check| (!baseline.checks[*check].chosen, cost(*check))).enumerate();
-        let (at, _) =
-            costs.min_by(|(i, a), (j, b)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(i.cmp(j)))?;
-        Some(waiting.remove(at))
+        let ranks = waiting.iter().map(|check| self.rank(*check, cost(*check)));
+        let (.., first) = ranks.min_by(by_rank)?;
+        waiting.retain(|check| *check != first);
+        Some(first)
     }
 
     /// A survivor whose optimised code is that of the original is equivalent, too.
@@ -384,17 +389,21 @@ impl<'a> Judging<'a> {
 
     /// The chosen ones first; among them the cheapest, and sooner the more often a check was the first to fail.
     fn sorted(&self, checks: &[usize]) -> Vec<usize> {
-        let kills = lock(&self.engine.learnt.kills);
-        let worth = |check: usize| {
-            let of = |place: &str| f64::from(kills.get(&(place.to_owned(), check)).copied().unwrap_or(0));
-            1.0 + of("") + 4.0 * of(&self.function)
-        };
-        let cost = |check: usize| self.engine.baseline.estimate(check) / worth(check);
-        let is_other = |check: usize| !self.engine.baseline.checks[check].chosen;
-        let mut sorted: Vec<(bool, f64, usize)> =
-            checks.iter().map(|check| (is_other(*check), cost(*check), *check)).collect();
-        sorted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        let cost = |check: usize| self.engine.baseline.estimate(check) / self.worth(check);
+        let mut sorted: Vec<Rank> = checks.iter().map(|check| self.rank(*check, cost(*check))).collect();
+        sorted.sort_by(by_rank);
         sorted.into_iter().map(|(.., check)| check).collect()
+    }
+
+    /// More, the more often a check was the first to fail, above all for this function.
+    fn worth(&self, check: usize) -> f64 {
+        let kills = lock(&self.engine.learnt.kills);
+        let of = |place: &str| f64::from(kills.get(&(place.to_owned(), check)).copied().unwrap_or(0));
+        1.0 + of("") + 4.0 * of(&self.function)
+    }
+
+    fn rank(&self, check: usize, cost: f64) -> Rank {
+        (!self.engine.baseline.checks[check].chosen, cost, check)
     }
 }
 

@@ -396,7 +396,7 @@ mod tests {
         assert!(dot(row(1.0, 1.0), row(1.0, 1.0), f32::NAN).is_nan());
     }
 
-    /// `significand · 2^(exponent − fraction bits)` as a multiple of 2^-300, cut toward zero to a multiple of 2^quantum.
+    /// `significand · 2^(exponent − fraction bits)` cut toward zero to a multiple of 2^quantum: that multiple.
     fn cut(significand: i64, exponent: i32, fraction_bits: i32, quantum: i32) -> i64 {
         let shift = exponent - fraction_bits - quantum;
         let magnitude = significand.unsigned_abs();
